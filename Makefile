@@ -1,0 +1,89 @@
+# Every target works on a fresh clone with nothing but make and Python >= 3.11: it builds a virtual
+# environment of its own (.venv-<version>), installs the project there, and reuses it next time.
+#
+#   make demo                       a small diffusion language model answers real prompts
+#   make test                       the fast tests          (one file: ARGS=tests/cli)
+#   make test-all                   the fast tests, then the slow ones
+#   make lint                       ruff and mypy
+#   make bench                      decoding speed on this machine
+#   make test PYTHON=python3.12     another Python, and with it the newest JAX
+
+USABLE = import sys; sys.exit(sys.version_info < (3, 11))
+CANDIDATES = python3 python3.13 python3.12 python3.11
+PYTHON ?= $(shell for p in $(CANDIDATES); do \
+            $$p -c '$(USABLE)' >/dev/null 2>&1 && echo $$p && break; done)
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+VENV ?= .venv-$(VERSION)
+PY = $(VENV)/bin/python
+PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check
+
+# Test processes; files, not single tests, are handed out, so that compiled programs are shared.
+JOBS ?= 2
+# PyTorch, the judge of the layer tests: 1 installs it, 0 does without (those tests are skipped),
+# auto installs it where pip would take a build for the CPU only.
+ORACLE ?= auto
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-all lint format bench clean
+
+help:
+	@sed -n 's/^#   make/make/p' Makefile
+
+# One stamp per set of extras; a new pyproject.toml installs again.
+$(PY):
+	@$(PYTHON) -c '$(USABLE)' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml | $(PY)
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(PY)
+	$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+$(VENV)/.lint: pyproject.toml | $(PY)
+	$(PIP_INSTALL) -e '.[lint]'
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml | $(PY)
+	$(PIP_INSTALL) -e '.[bench]'
+	@touch $@
+
+$(VENV)/.oracle-$(ORACLE): $(VENV)/.test
+	@if [ '$(ORACLE)' = 1 ] || { [ '$(ORACLE)' = auto ] && \
+	    $(PY) -m pip install --dry-run --no-deps --ignore-installed --quiet --report - \
+	      "$$($(PY) -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["oracle"][0])')" \
+	      2>/dev/null | grep -qE '[+]cpu|%2Bcpu|macosx'; }; \
+	  then echo "$(PIP_INSTALL) -e '.[oracle]'"; $(PIP_INSTALL) -e '.[oracle]'; \
+	  else echo 'PyTorch left out; the tests against it are skipped (make test ORACLE=1 installs it)'; fi
+	@touch $@
+
+demo: $(VENV)/.core
+	$(VENV)/bin/polestar-jax demo $(ARGS)
+
+test: $(VENV)/.oracle-$(ORACLE)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+# One at a time: some of these measure memory and time.
+test-slow: $(VENV)/.oracle-$(ORACLE)
+	$(PY) -m pytest -m slow $(ARGS)
+
+test-all: test
+	$(PY) -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.lint
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(VENV)/.lint
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(VENV)/.bench
+	$(PY) -m benchmarks.decode $(ARGS)
+
+clean:
+	rm -rf .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
