@@ -1,0 +1,49 @@
+"""Read an optimised HLO module as text: what it moves and what it calls."""
+
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+MOVING = ("copy", "copy-start", "slice", "dynamic-slice", "transpose", "concatenate", "pad")
+COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{\s*$")
+INSTRUCTION = re.compile(r"^\s+(ROOT )?%?[\w.-]+ = \(?(\w+)\[([\d,]*)\]\S*.*? ([a-z-]+)\(")
+FUSED = re.compile(r"\bfusion\(.*calls=%?([\w.-]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """An instruction that only moves data. `written`: its result goes to memory.
+
+    Inside a fusion only the root is written; the rest is index arithmetic.
+    """
+
+    op: str
+    shape: str  # bf16[1,8,64]
+    bytes: int
+    written: bool
+
+
+def moves(hlo: str) -> Iterator[Move]:
+    """Every moving instruction of the module, those inside fusions included."""
+    fused = set(FUSED.findall(hlo))
+    inside = False
+    for line in hlo.splitlines():
+        if start := COMPUTATION.match(line):
+            inside = start[1] in fused
+        elif (found := INSTRUCTION.match(line)) and found[4] in MOVING:
+            root, dtype, dims, op = found.groups()
+            size = math.prod(int(d) for d in dims.split(",") if d)
+            written = bool(root) or not inside
+            yield Move(op, f"{dtype}[{dims}]", math.ceil(size * bits(dtype) / 8), written)
+
+
+def bits(dtype: str) -> int:
+    """Width of an HLO element type: `bf16` 16, `pred` 8, `f8e4m3fn` 8, `s4` 4."""
+    found = re.match(r"[a-z]+(\d+)", dtype)
+    return int(found[1]) if found else 8
+
+
+def custom_calls(hlo: str) -> dict[str, int]:
+    return dict(Counter(re.findall(r'custom_call_target="([^"]+)"', hlo)))
