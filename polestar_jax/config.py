@@ -39,7 +39,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
-            raise PolestarError(f"unknown model family {self.family!r}; known: {', '.join(FAMILIES)}")
+            raise PolestarError(
+                f"unknown model family {self.family!r}; known: {', '.join(FAMILIES)}"
+            )
         for name in (
             "vocab_size", "width", "num_layers", "num_heads", "num_kv_heads", "head_dim",
             "mlp_width", "max_length",

@@ -1,4 +1,4 @@
-"""Rotary position embedding, rotate-half convention: angle of pair i is position * theta^(-2i/D)."""
+"""Rotary position embedding, rotate-half convention: pair i turns by position * theta^(-2i/D)."""
 
 import jax.numpy as jnp
 from jax import Array

@@ -1,0 +1,1 @@
+"""Decoding: prompts in, text out, with any cache policy and any commit policy."""

@@ -1,0 +1,98 @@
+"""Bidirectional attention of some rows over all cached keys, grouped-query aware.
+
+Symbols: B batch, R query rows, T keys, H query heads, Hk key/value heads, D head size.
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from polestar_jax.model import precision_of
+
+QUERY_TILE = 256  # rows of scores that exist at once; a full pass never holds [H, T, T]
+LOG_FLOOR = -27.631021115928547  # log 1e-12, the floor under probabilities in a drift
+NEGATIVE = -1e30  # score of a masked key: finite, so that differences stay defined
+
+
+def attention_scores(q: Array, k: Array, mask: Array) -> Array:
+    """Scaled scores, float32 [B, H, R, T], for q [B, R, H, D], k [B, Hk, T, D], mask [B, T]."""
+    b, r, h, d = q.shape
+    hk, t = k.shape[1], k.shape[2]
+    grouped = (
+        (q * jnp.asarray(d**-0.5, q.dtype)).reshape(b, r, hk, h // hk, d).transpose(0, 2, 3, 1, 4)
+    )
+    scores = lax.dot_general(
+        grouped.reshape(b, hk, (h // hk) * r, d),
+        k,
+        (((3,), (3,)), ((0, 1), (0, 1))),
+        precision=precision_of(q.dtype),
+        preferred_element_type=jnp.float32,
+    ).reshape(b, h, r, t)
+    return jnp.where(mask[:, None, None, :], scores, NEGATIVE)
+
+
+def weighted_values(probs: Array, v: Array) -> Array:
+    """probs [B, H, R, T] times v [B, Hk, T, D] -> [B, R, H * D] in v's dtype."""
+    b, h, r, t = probs.shape
+    hk, d = v.shape[1], v.shape[3]
+    out = lax.dot_general(
+        probs.astype(v.dtype).reshape(b, hk, (h // hk) * r, t),
+        v,
+        (((3,), (2,)), ((0, 1), (0, 1))),
+        precision=precision_of(v.dtype),
+    )
+    return out.reshape(b, h, r, d).transpose(0, 2, 1, 3).reshape(b, r, h * d)
+
+
+def normalise(scores: Array) -> tuple[Array, Array]:
+    """Softmax over keys and its log-normaliser: ([B, H, R, T], [B, H, R]), float32."""
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.exp(scores - top)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    return weights / total, (top + jnp.log(total))[..., 0]
+
+
+def attend(q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """softmax(q k^T / sqrt D) v: q [B, R, H, D], k and v [B, Hk, T, D] -> [B, R, H * D].
+
+    Many query rows are taken in tiles, so that at most [B, H, QUERY_TILE, T] scores exist.
+    """
+    rows = q.shape[1]
+    if rows <= 2 * QUERY_TILE:
+        return weighted_values(normalise(attention_scores(q, k, mask))[0], v)
+    tiles = -(-rows // QUERY_TILE)
+    padded = jnp.pad(q, ((0, 0), (0, tiles * QUERY_TILE - rows), (0, 0), (0, 0)))
+
+    def one(start: Array) -> Array:
+        tile = lax.dynamic_slice_in_dim(padded, start, QUERY_TILE, axis=1)
+        return weighted_values(normalise(attention_scores(tile, k, mask))[0], v)
+
+    out = lax.map(one, jnp.arange(tiles) * QUERY_TILE)  # [tiles, B, QUERY_TILE, H * D]
+    out = out.transpose(1, 0, 2, 3).reshape(q.shape[0], tiles * QUERY_TILE, -1)
+    return out[:, :rows]
+
+
+def kl_from_scores(
+    scores: Array, normaliser: Array, previous: Array, previous_normaliser: Array
+) -> Array:
+    """KL(now || before) per head and row, [B, H, R], of two score matrices [B, H, R, T].
+
+    Probabilities are floored at 1e-12 inside the logarithms; the result is at least 0.
+    """
+    log_p = scores - normaliser[..., None]
+    log_q = previous - previous_normaliser[..., None]
+    terms = jnp.exp(log_p) * (jnp.maximum(log_p, LOG_FLOOR) - jnp.maximum(log_q, LOG_FLOOR))
+    return jnp.maximum(jnp.sum(terms, axis=-1), 0.0)
+
+
+def attend_with_drift(
+    q: Array, k: Array, v: Array, mask: Array, previous: Array, previous_normaliser: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Attention and its drift since the previous pass (paper, token drift of the last layer).
+
+    Args as `attend`, plus the previous pass's scores [B, H, R, T] and log-normaliser [B, H, R].
+    Returns (attended [B, R, H * D], scores, log-normaliser, drift [B, R], mean over heads).
+    """
+    scores = attention_scores(q, k, mask)
+    probs, normaliser = normalise(scores)
+    drift = kl_from_scores(scores, normaliser, previous.astype(jnp.float32), previous_normaliser)
+    return weighted_values(probs, v), scores, normaliser, jnp.mean(drift, axis=1)

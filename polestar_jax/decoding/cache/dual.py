@@ -1,0 +1,39 @@
+"""Fast-dLLM's dual cache: everything but the block is frozen between openings."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import Array
+
+from polestar_jax.decoding.cache.base import CachePolicy, PassOutput, full_writable, plain_output
+from polestar_jax.decoding.context import Context
+from polestar_jax.decoding.passes import empty_layers, run_rows
+from polestar_jax.decoding.state import DecodeState, LayerCache
+
+
+@dataclasses.dataclass(frozen=True)
+class DualCache(CachePolicy):
+    """A full forward opens each block; later passes run the block's rows only.
+
+    The block's keys and values replace the cached ones in every pass (arXiv 2505.22618).
+    """
+
+    def init(self, ctx: Context) -> tuple[LayerCache, ...]:
+        return empty_layers(ctx)
+
+    def open(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
+        result = run_rows(
+            ctx, state.tokens, state.cache, 0, ctx.total, ctx.block_start(state.block),
+            writable=full_writable(ctx, active), want_memory=state.memory is not None,
+        )  # fmt: skip
+        return plain_output(ctx, state, result, result.layers, kind=0)
+
+    def denoise(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
+        start = ctx.block_start(state.block)
+        rows = ctx.lead + ctx.block_length
+        result = run_rows(
+            ctx, state.tokens, state.cache, start - ctx.lead, rows, start,
+            writable=jnp.broadcast_to(active[:, None], (ctx.batch, rows)),
+            memory=state.memory, exact=ctx.exact_shift,
+        )  # fmt: skip
+        return plain_output(ctx, state, result, result.layers, kind=2)

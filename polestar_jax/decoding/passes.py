@@ -1,0 +1,194 @@
+"""One forward pass over contiguous rows against a cache: every cache policy's building block."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from polestar_jax.attention import attend, attend_with_drift
+from polestar_jax.decoding.context import Context
+from polestar_jax.decoding.state import AttentionMemory, LayerCache
+from polestar_jax.rope import apply_rope
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RowsResult:
+    """Outcome of a pass.
+
+    Attributes:
+        hidden: [B, L, M], last layer's output at the rows that predict the block.
+        layers: the caches after the pass.
+        memory: the last layer's attention of those rows, if it was asked for.
+        drift: float32 [B, L] against the memory handed in, if any.
+    """
+
+    hidden: Array
+    layers: tuple[LayerCache, ...]
+    memory: AttentionMemory | None
+    drift: Array | None
+
+
+def empty_layers(ctx: Context, raw: bool = False) -> tuple[LayerCache, ...]:
+    """Zeroed caches for every layer; `raw` also keeps the keys before rotation."""
+    c, dtype = ctx.model_config, ctx.model.dtype
+    shape = (ctx.batch, c.num_kv_heads, ctx.total, c.head_dim)
+
+    def zeros() -> Array:
+        return jnp.zeros(shape, dtype)
+
+    return tuple(
+        LayerCache(k=zeros(), v=zeros(), raw=zeros() if raw else None) for _ in range(c.num_layers)
+    )
+
+
+def write_rows(cached: Array, rows: Array, start: Array | int, writable: Array | None) -> Array:
+    """Put rows [B, R, Hk, D] into cached [B, Hk, T, D] at `start`, where `writable` [B, R]."""
+    new = rows.transpose(0, 2, 1, 3)
+    if writable is not None:
+        old = lax.dynamic_slice_in_dim(cached, start, new.shape[2], axis=2)
+        new = jnp.where(writable[:, None, :, None], new, old)
+    if new.shape == cached.shape:
+        return new
+    return lax.dynamic_update_slice_in_dim(cached, new, start, axis=2)
+
+
+def project_kv(
+    ctx: Context, layer: int, normed: Array, cos: Array, sin: Array
+) -> tuple[Array, Array, Array]:
+    """Rotated keys, values and un-rotated keys [B, R, Hk, D] of normed rows [B, R, M]."""
+    raw, v = ctx.model.key_value(layer, normed)
+    return apply_rope(raw, cos, sin), v, raw
+
+
+def update_layer(
+    cache: LayerCache, k: Array, v: Array, raw: Array, start: Array | int, writable: Array | None
+) -> LayerCache:
+    """The cache with fresh rows written at `start`."""
+    return LayerCache(
+        k=write_rows(cache.k, k, start, writable),
+        v=write_rows(cache.v, v, start, writable),
+        raw=None if cache.raw is None else write_rows(cache.raw, raw, start, writable),
+    )
+
+
+def run_rows(
+    ctx: Context,
+    tokens: Array,
+    layers: tuple[LayerCache, ...] | None,
+    start: Array | int,
+    rows: int,
+    block_start: Array,
+    *,
+    writable: Array | None = None,
+    memory: AttentionMemory | None = None,
+    want_memory: bool = False,
+    exact: bool = True,
+    on_input: Callable[[int, Array, LayerCache], None] | None = None,
+) -> RowsResult:
+    """Run rows [start, start + rows) through every layer; attention over all T keys.
+
+    Each layer first writes the rows' keys and values into its cache (only where `writable`
+    [B, rows]), then attends. Without caches (`layers` None, all T rows) the fresh keys and values
+    are used and dropped. The last layer computes queries, attention and MLP only for the rows that
+    predict the block.
+
+    Args:
+        tokens: int32 [B, T].
+        memory: previous last-layer attention to measure drift against.
+        want_memory: return the last layer's attention even without a previous one.
+        exact: how shifted logits are read, see `predicting_rows`.
+        on_input: called with (layer, hidden input [B, rows, M], updated cache) of every layer.
+    """
+    model = ctx.model
+    cos, sin = ctx.rope(start, rows)
+    x = model.embed_tokens(ctx.rows_of(tokens, start, rows))
+    last = ctx.model_config.num_layers - 1
+    updated = []
+    for layer in range(last + 1):
+        normed = model.normed(layer, "attn_norm", x)
+        k, v, raw = project_kv(ctx, layer, normed, cos, sin)
+        if layers is None:
+            cache = LayerCache(k=k.transpose(0, 2, 1, 3), v=v.transpose(0, 2, 1, 3))
+        else:
+            cache = update_layer(layers[layer], k, v, raw, start, writable)
+        updated.append(cache)
+        if on_input is not None:
+            on_input(layer, x, cache)
+        if layer < last:
+            q = apply_rope(model.query(layer, normed), cos, sin)
+            attended = attend(q, cache.k, cache.v, ctx.key_mask)
+            x = model.finish(layer, x, attended)
+    hidden, fresh, drift = last_layer(
+        ctx, x, normed, cache, start, block_start, memory, want_memory, exact
+    )
+    return RowsResult(hidden, () if layers is None else tuple(updated), fresh, drift)
+
+
+def last_layer(
+    ctx: Context,
+    x: Array,
+    normed: Array,
+    cache: LayerCache,
+    start: Array | int,
+    block_start: Array,
+    memory: AttentionMemory | None,
+    want_memory: bool,
+    exact: bool,
+) -> tuple[Array, AttentionMemory | None, Array | None]:
+    """The last layer for the rows that predict the block only: (hidden, memory, drift).
+
+    x and normed [B, R, M] are the pass's rows from `start`.
+    """
+    model, layer = ctx.model, ctx.model_config.num_layers - 1
+    cos, sin = ctx.rope(start, x.shape[1])
+    x, normed, cos, sin = (
+        predicting_rows(ctx, rows, start, block_start, exact) for rows in (x, normed, cos, sin)
+    )
+    q = apply_rope(model.query(layer, normed), cos, sin)
+    attended, fresh, drift = attend_last(ctx, q, cache, memory, want_memory)
+    return model.finish(layer, x, attended), fresh, drift
+
+
+def attend_last(
+    ctx: Context, q: Array, cache: LayerCache, memory: AttentionMemory | None, want_memory: bool
+) -> tuple[Array, AttentionMemory | None, Array | None]:
+    """Attention of the last layer's block rows, with its memory and drift where asked for."""
+    if memory is None and not want_memory:
+        return attend(q, cache.k, cache.v, ctx.key_mask), None, None
+    if memory is None:
+        memory = empty_memory(ctx)
+    attended, scores, normaliser, drift = attend_with_drift(
+        q, cache.k, cache.v, ctx.key_mask, memory.scores, memory.normaliser
+    )
+    return attended, AttentionMemory(scores, normaliser), drift
+
+
+def empty_memory(ctx: Context) -> AttentionMemory:
+    """A memory of no pass: its drift means nothing."""
+    shape = (ctx.batch, ctx.model_config.num_heads, ctx.block_length, ctx.total)
+    return AttentionMemory(jnp.zeros(shape, jnp.float32), jnp.zeros(shape[:3], jnp.float32))
+
+
+def predicting_rows(
+    ctx: Context, x: Array, start: Array | int, block_start: Array, exact: bool
+) -> Array:
+    """Pick from a pass's rows x [B, R, ...] (from `start`) the L rows that predict the block.
+
+    Without shift these are the block's own rows. With the exact shift, position j is predicted by
+    row j - 1, except that the first row of an empty prompt keeps its own logits. Otherwise the
+    shift stays inside the block: its first row predicts itself, as in the authors' release.
+    """
+    length = ctx.block_length
+    if not ctx.model_config.shift_logits:
+        return x if x.shape[1] == length else ctx.rows_of(x, block_start - start, length)
+    if not exact:
+        x = ctx.rows_of(x, block_start - start, length)
+        return jnp.concatenate([x[:, :1], x[:, : length - 1]], axis=1)
+    if x.shape[1] != length + 1:
+        x = ctx.rows_of(x, block_start - 1 - start, length + 1)
+    alone = (ctx.pad == block_start).reshape(-1, *([1] * (x.ndim - 1)))
+    first = jnp.where(alone, x[:, 1:2], x[:, :1])
+    return jnp.concatenate([first, x[:, 1:length]], axis=1)
