@@ -1,0 +1,84 @@
+"""The public function of the op, the same for every implementation."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from polestar_jax.errors import PolestarError
+from polestar_jax.kernels.checks import check_shapes
+from polestar_jax.kernels.dispatch import dispatch
+from polestar_jax.kernels.drift_attention import pallas, reference
+from polestar_jax.kernels.layout import unsupported_attention
+
+
+class DriftAttention(NamedTuple):
+    """What one pass leaves: its result, and what the next pass measures its drift against."""
+
+    attended: Array  # [B, R, H * D], the values' dtype
+    scores: Array  # [B, H, R, T], scaled; masked keys about -1e30
+    normaliser: Array  # float32 [B, H, R], the logarithm of the sum of exp(scores)
+    drift: Array | None  # float32 [B, R], mean over heads of KL(now || before)
+
+
+def drift_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    positions: Array,
+    pad: Array,
+    previous: tuple[Array, Array] | None = None,
+    *,
+    theta: float,
+    scores_dtype: Any = jnp.float32,
+    implementation: str | None = None,
+) -> DriftAttention:
+    """softmax(rope(q) rope(k)^T / sqrt(D)) v over all keys, with the drift of its distribution.
+
+    Drift (arXiv 2607.14107, token drift): mean over heads of max(0, KL(now || before)), where
+    probabilities are floored at 1e-12 inside the logarithms.
+
+    Args:
+      q: [B, R, H, D] queries, not rotated.
+      k: [B, Hk, T, D] cached keys, not rotated; the rows' own keys must have been written.
+      v: [B, Hk, T, D] cached values. Float32, bfloat16 or float16, all three the same.
+      positions: int32 [B, R] of the queries. Key t of sequence b has position t - pad[b].
+      pad: int32 [B], left pads: keys t < pad[b] are masked.
+      previous: scores [B, H, R, T] and normaliser float32 [B, H, R] of the pass before; None
+        computes no drift.
+      theta: base of the rotary frequencies.
+      scores_dtype: in which the scores are kept for the next pass.
+      implementation: None, "xla", "pallas" or "interpret" (see `kernels.dispatch`).
+
+    Raises:
+      PolestarError: shapes that do not fit together, or an implementation that can not run.
+    """
+    sizes = check_shapes(
+        "drift_attention",
+        q=(q, "B R H D"),
+        k=(k, "B Hk T D"),
+        v=(v, "B Hk T D"),
+        positions=(positions, "B R"),
+        pad=(pad, "B"),
+        scores=(None if previous is None else previous[0], "B H R T"),
+        normaliser=(None if previous is None else previous[1], "B H R"),
+    )
+    if sizes["R"] < 1 or sizes["T"] < 1:
+        raise PolestarError(f"drift_attention: no rows or no keys in q {q.shape}, k {k.shape}")
+    options = {"theta": theta, "scores_dtype": jnp.dtype(scores_dtype)}
+    attended, scores, normaliser, kl = dispatch(
+        "drift_attention",
+        implementation,
+        q,
+        k,
+        v,
+        positions,
+        pad,
+        previous,
+        reference=partial(reference.drift_attention, **options),
+        kernel=partial(pallas.drift_attention, **options),
+        unsupported=unsupported_attention(q, k),
+    )
+    drift = None if kl is None else jnp.mean(kl, axis=1)
+    return DriftAttention(attended, scores, normaliser, drift)
