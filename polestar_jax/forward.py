@@ -1,0 +1,45 @@
+"""The plain forward: every row of every layer, no cache. What `Model.logits` runs."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from polestar_jax.attention import attend
+from polestar_jax.config import ModelConfig
+from polestar_jax.model import Params, abstract_transformer
+from polestar_jax.rope import apply_rope, rope_tables
+
+
+def forward(config: ModelConfig, params: Params, tokens: Array, key_mask: Array) -> Array:
+    """Logits of a whole sequence under bidirectional attention.
+
+    Args:
+        tokens: int32 [B, T].
+        key_mask: bool [B, T], False at left pads. They are hidden from every row, and positions
+            count from the first real token; what comes out at a pad is meaningless.
+
+    Returns:
+        float32 [B, T, V], V the legal tokens; row i is what the network puts out at i (Dream
+        predicts token i from row i - 1; nothing is shifted here).
+    """
+    embed: Any = params["embed"]
+    graph, _ = abstract_transformer(config, embed[...].dtype)
+    model = nnx.merge(graph, params)
+    pads = jnp.sum(~key_mask, axis=1, keepdims=True, dtype=jnp.int32)
+    positions = jnp.maximum(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] - pads, 0)
+    cos, sin = rope_tables(positions, config.head_dim, config.rope_theta)
+    x = model.embed_tokens(tokens)
+    for layer in range(config.num_layers):
+        normed = model.normed(layer, "attn_norm", x)
+        k, v = model.key_value(layer, normed)
+        q = apply_rope(model.query(layer, normed), cos, sin)
+        keys, values = apply_rope(k, cos, sin).transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+        x = model.finish(layer, x, attend(q, keys, values, key_mask))
+    return model.logits(x)[..., : config.vocab_size]
+
+
+jitted_forward = partial(jax.jit, static_argnums=0)(forward)
