@@ -10,7 +10,7 @@ from jax import Array
 
 from polestar_jax.attention import attend
 from polestar_jax.config import ModelConfig
-from polestar_jax.model import Params, abstract_transformer
+from polestar_jax.model import Params, Transformer, abstract_transformer
 from polestar_jax.rope import apply_rope, rope_tables
 
 
@@ -29,17 +29,29 @@ def forward(config: ModelConfig, params: Params, tokens: Array, key_mask: Array)
     embed: Any = params["embed"]
     graph, _ = abstract_transformer(config, embed[...].dtype)
     model = nnx.merge(graph, params)
-    pads = jnp.sum(~key_mask, axis=1, keepdims=True, dtype=jnp.int32)
-    positions = jnp.maximum(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] - pads, 0)
-    cos, sin = rope_tables(positions, config.head_dim, config.rope_theta)
+    tables = position_tables(config, key_mask)
     x = model.embed_tokens(tokens)
     for layer in range(config.num_layers):
-        normed = model.normed(layer, "attn_norm", x)
-        k, v = model.key_value(layer, normed)
-        q = apply_rope(model.query(layer, normed), cos, sin)
-        keys, values = apply_rope(k, cos, sin).transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-        x = model.finish(layer, x, attend(q, keys, values, key_mask))
+        x = full_layer(model, layer, x, tables, key_mask)
     return model.logits(x)[..., : config.vocab_size]
 
 
 jitted_forward = partial(jax.jit, static_argnums=0)(forward)
+
+
+def position_tables(config: ModelConfig, key_mask: Array) -> tuple[Array, Array]:
+    """Rotary tables [B, T, D/2] with position 0 at each row's first real token."""
+    pads = jnp.sum(~key_mask, axis=1, keepdims=True, dtype=jnp.int32)
+    positions = jnp.arange(key_mask.shape[1], dtype=jnp.int32)[None] - pads
+    return rope_tables(jnp.maximum(positions, 0), config.head_dim, config.rope_theta)
+
+
+def full_layer(
+    model: Transformer, layer: int, x: Array, tables: tuple[Array, Array], key_mask: Array
+) -> Array:
+    """One layer for all rows: x [B, T, M] -> [B, T, M]."""
+    normed = model.normed(layer, "attn_norm", x)
+    k, v = model.key_value(layer, normed)
+    q = apply_rope(model.query(layer, normed), *tables)
+    keys, values = apply_rope(k, *tables).transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    return model.finish(layer, x, attend(q, keys, values, key_mask))
