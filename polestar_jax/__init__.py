@@ -1,8 +1,14 @@
 """Fast, trustworthy decoding of diffusion language models (LLaDA, Dream) in JAX."""
 
 from polestar_jax.config import ModelConfig
-from polestar_jax.decoding.cache import CachePolicy, DualCache, NoCache, PrefixCache
-from polestar_jax.decoding.commit import CommitPolicy, FactorCommit, FixedCommit, ThresholdCommit
+from polestar_jax.decoding.cache import CachePolicy, DualCache, NoCache, PolestarCache, PrefixCache
+from polestar_jax.decoding.commit import (
+    CommitPolicy,
+    FactorCommit,
+    FixedCommit,
+    PolestarCommit,
+    ThresholdCommit,
+)
 from polestar_jax.decoding.config import DecodeConfig
 from polestar_jax.decoding.decode import DecodeResult, decode, decode_step, init_state, is_done
 from polestar_jax.decoding.presets import PRESETS, preset
@@ -23,6 +29,8 @@ __all__ = [
     "Model",
     "ModelConfig",
     "NoCache",
+    "PolestarCache",
+    "PolestarCommit",
     "PolestarError",
     "PrefixCache",
     "ThresholdCommit",

@@ -152,8 +152,9 @@ def run_pass(ctx: Context, state: DecodeState, opening: bool) -> tuple[DecodeSta
         state,
         block_passes=state.block_passes + 1,
         passes=state.passes + 1,
-        nfe=state.nfe + active,
-        kinds=state.kinds + (jax.nn.one_hot(output.kind, 4, dtype=jnp.int32) * active[:, None]),
+        nfe=state.nfe + active.astype(jnp.int32),
+        kinds=state.kinds
+        + jnp.where(active[:, None], jax.nn.one_hot(output.kind, 4, dtype=jnp.int32), 0),
         trace=trace,
     )
     return state, record
@@ -232,7 +233,8 @@ def fill_after_eos(ctx: Context, state: DecodeState) -> DecodeState:
     canvas = state.tokens[:, ctx.prompt :]
     masked = canvas == ctx.model_config.mask_token
     is_eos = canvas == ctx.model_config.eos_token
-    behind = jnp.cumsum(is_eos, axis=-1) > is_eos  # a position after the first EOS
+    # Positions after the first EOS: an EOS stands before them.
+    behind = jnp.cumsum(is_eos, axis=-1) - is_eos.astype(jnp.int32) > 0
     open_before = jnp.any(masked & ~behind, axis=-1)
     fill = behind & ~open_before[:, None]
     tokens = jnp.where(fill, ctx.model_config.eos_token, canvas)

@@ -113,7 +113,9 @@ def run_rows(
         if layers is None:
             cache = LayerCache(k=k.transpose(0, 2, 1, 3), v=v.transpose(0, 2, 1, 3))
         else:
-            cache = update_layer(layers[layer], k, v, raw, start, writable)
+            cache = lax.optimization_barrier(
+                update_layer(layers[layer], k, v, raw, start, writable)
+            )
         updated.append(cache)
         if on_input is not None:
             on_input(layer, x, cache)

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from polestar_jax.decoding.cache import DualCache, NoCache, PrefixCache
+from polestar_jax.decoding.cache import DualCache, NoCache, PolestarCache, PrefixCache
 from polestar_jax.decoding.cache.base import CachePolicy
-from polestar_jax.decoding.commit import FactorCommit, FixedCommit, ThresholdCommit
+from polestar_jax.decoding.commit import FactorCommit, FixedCommit, PolestarCommit, ThresholdCommit
 from polestar_jax.decoding.commit.base import CommitPolicy
 from polestar_jax.decoding.config import DecodeConfig
 from polestar_jax.errors import PolestarError
@@ -18,6 +18,9 @@ PRESETS: dict[str, tuple[Callable[[], CachePolicy], Callable[[], CommitPolicy]]]
     "fast-dllm-prefix": (PrefixCache, ThresholdCommit),
     "fast-dllm-dual": (DualCache, ThresholdCommit),
     "fast-dllm-factor": (DualCache, FactorCommit),
+    "polestar": (PolestarCache, PolestarCommit),
+    "polestar-cache": (PolestarCache, ThresholdCommit),
+    "polestar-commit": (DualCache, PolestarCommit),
 }
 
 

@@ -1,0 +1,1 @@
+"""The method's mathematics: window, clustering, proxy attention, selection. Pure functions."""

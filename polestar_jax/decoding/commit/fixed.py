@@ -92,7 +92,11 @@ class FixedCommit(CommitPolicy):
         steps = (self.steps or view.gen_length) // view.num_blocks
         left = jnp.sum(view.masked, axis=-1, dtype=jnp.int32)
         if self.schedule == "uniform":
-            count = state.masks // steps + (state.step < state.masks % steps)
+            count = jnp.where(
+                state.step < state.masks % steps,
+                state.masks // steps + 1,
+                state.masks // steps,
+            )
             count = jnp.where(state.step < steps, jnp.maximum(count, 1), left)
         else:
             step = jnp.minimum(state.step, steps - 1)

@@ -1,0 +1,236 @@
+"""Polestar-Cache: refresh only the rows whose cluster drifted most (arXiv 2607.14107)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from polestar_jax.checks import check_choice, check_integer
+from polestar_jax.decoding.cache.base import (
+    CachePolicy,
+    PassOutput,
+    full_writable,
+    predict_block,
+)
+from polestar_jax.decoding.cache.clusters import (
+    PolestarState,
+    empty_clusters,
+    open_clusters,
+    random_keys,
+    window_uncertainty,
+)
+from polestar_jax.decoding.cache.refresh import (
+    empty_details,
+    no_suffix,
+    refresh_pass,
+)
+from polestar_jax.decoding.commit.base import keep_inactive
+from polestar_jax.decoding.context import Context
+from polestar_jax.decoding.passes import RowsResult, empty_layers, run_rows
+from polestar_jax.decoding.state import PASS_KINDS, DecodeState
+from polestar_jax.drift.selection import capacities
+from polestar_jax.drift.window import Window, make_window, window_width
+from polestar_jax.errors import PolestarError
+
+FULL, WINDOWED, CACHED, REFRESH = range(len(PASS_KINDS))
+
+
+@dataclasses.dataclass(frozen=True)
+class PolestarCache(CachePolicy):
+    """Dual cache whose rows near the block are kept fresh where their attention drifts.
+
+    A block's opening clusters the hidden inputs of the rows around it, layer by layer. Once enough
+    tokens were committed, a denoising pass also recomputes, in every layer, the rows of the
+    clusters whose centroids' attention drifted most; what changed is handed to the next layer.
+
+    Attributes:
+        window_before, window_after: blocks before and behind the current one whose rows are
+            clustered and may be refreshed.
+        num_clusters: clusters per layer; at least 2.
+        refresh_clusters, refresh_clusters_last: clusters refreshed per pass; in the last layer.
+        kmeans_iters, kmeans_init: rounds of k-means; "strided" (deterministic) or "random" seeds.
+        trigger_last, trigger_total: a pass refreshes when the one before committed more than
+            `trigger_last` tokens, or more than `trigger_total` came since the last refresh.
+        windowed_openings: whether block b opens with a pass over the window only, repeated
+            cyclically; block 0 always opens with a full pass.
+        signal: what clusters are ranked by: "kl" of their proxy attention (the method), "cosine"
+            distance their centroid moved, "uncertainty" of their masked rows, or "random".
+        reembed_suffix_commits: also refresh layer 0's input of tokens committed behind the block
+            (the released code leaves the mask's embedding there until the next opening).
+        capacities: row counts a refresh is compiled for; the smallest that fits is run, so they
+            change the cost and never the result. None chooses up to six.
+    """
+
+    window_before: int = 2
+    window_after: int = 1
+    num_clusters: int = 8
+    refresh_clusters: int = 4
+    refresh_clusters_last: int = 1
+    kmeans_iters: int = 5
+    kmeans_init: str = "strided"
+    trigger_last: int = 1
+    trigger_total: int = 2
+    windowed_openings: tuple[bool, ...] = (False, False, False, True)
+    signal: str = "kl"
+    reembed_suffix_commits: bool = False
+    capacities: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("window_before", 0), ("window_after", 0), ("num_clusters", 2),
+            ("refresh_clusters", 1), ("refresh_clusters_last", 1), ("kmeans_iters", 1),
+            ("trigger_last", 0), ("trigger_total", 0),
+        ):  # fmt: skip
+            check_integer(name, getattr(self, name), least)
+        if self.window_before + self.window_after == 0:
+            raise PolestarError(
+                "window_before and window_after are both 0: nothing could be refreshed; use "
+                "DualCache, or a window of at least one block"
+            )
+        check_choice("kmeans_init", self.kmeans_init, ("strided", "random"))
+        check_choice("signal", self.signal, ("kl", "cosine", "uncertainty", "random"))
+        pattern = tuple(self.windowed_openings)
+        if not pattern or not all(isinstance(x, bool) for x in pattern):
+            raise PolestarError(
+                f"windowed_openings must be a non-empty tuple of booleans, got {pattern!r}"
+            )
+        object.__setattr__(self, "windowed_openings", pattern)
+        if not isinstance(self.reembed_suffix_commits, bool):
+            raise PolestarError(
+                f"reembed_suffix_commits must be True or False, got {self.reembed_suffix_commits!r}"
+            )
+        if self.capacities is not None:
+            sizes = tuple(self.capacities)
+            if not sizes:
+                raise PolestarError("capacities must name at least one row count, got none")
+            for size in sizes:
+                check_integer("capacities", size, 1)
+            object.__setattr__(self, "capacities", tuple(sorted(set(sizes))))
+
+    def row_counts(self, ctx: Context) -> tuple[int, ...]:
+        """Compiled row counts; the largest always holds every window row."""
+        length = ctx.block_length
+        most = min((self.window_before + self.window_after) * length, ctx.total - length)
+        most = max(most, 1)
+        if self.capacities is None:
+            return capacities(most)
+        return tuple(sorted({*(c for c in self.capacities if c < most), most}))
+
+    def window(self, ctx: Context, block: Array) -> Window:
+        return make_window(ctx, block, self.window_before, self.window_after)
+
+    def init(self, ctx: Context) -> PolestarState:
+        width = window_width(ctx, self.window_before, self.window_after)
+        count = ctx.model_config.num_layers
+        return PolestarState(
+            layers=empty_layers(ctx, raw=True),
+            clusters=tuple(empty_clusters(ctx, self, width) for _ in range(count)),
+            embedded=jnp.zeros((ctx.batch, width), jnp.int32),
+            uncertainty=jnp.zeros((ctx.batch, width), jnp.float32),
+        )
+
+    def open(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
+        window = self.window(ctx, state.block)
+        cyclic = jnp.asarray(self.windowed_openings)[state.block % len(self.windowed_openings)]
+        windowed = cyclic & (state.block > 0)
+        if any(self.windowed_openings):
+            result, cache = lax.cond(
+                windowed,
+                lambda s: self._open(ctx, s, active, window, windowed=True),
+                lambda s: self._open(ctx, s, active, window, windowed=False),
+                state,
+            )
+        else:
+            result, cache = self._open(ctx, state, active, window, windowed=False)
+        return PassOutput(
+            prediction=predict_block(ctx, state, result.hidden),
+            cache=cache,
+            kind=jnp.broadcast_to(jnp.where(windowed, WINDOWED, FULL), active.shape),
+            memory=result.memory,
+            drift=result.drift,
+            suffix=no_suffix(ctx),
+            refreshed_rows=jnp.zeros(ctx.batch, jnp.int32),
+            details=empty_details(ctx, self),
+        )
+
+    def _open(
+        self, ctx: Context, state: DecodeState, active: Array, window: Window, windowed: bool
+    ) -> tuple[RowsResult, PolestarState]:
+        """Full or windowed opening: fresh caches, clusters and proxy attention."""
+        cache: PolestarState = state.cache
+        writable: Array | None
+        if windowed:
+            start, rows = window.start, window.width
+            lead = (window.rows == ctx.block_start(state.block) - 1)[None, :]
+            shifted = ctx.model_config.shift_logits
+            inside = window.inside | lead if shifted else window.inside
+            writable = inside & active[:, None]
+        else:
+            start, rows = jnp.int32(0), ctx.total
+            writable = full_writable(ctx, active)
+        clusters = list(cache.clusters)
+        doubt: list[Array] = []
+        keys = random_keys(state) if self.kmeans_init == "random" else None
+
+        def keep_input(layer: int, x: Array, updated: Any) -> None:
+            with jax.named_scope("cluster"):
+                hidden = ctx.rows_of(x, window.start - start, window.width)
+                fresh = open_clusters(
+                    ctx, self, layer, hidden, updated, clusters[layer], window, keys
+                )
+                clusters[layer] = keep_inactive(active, fresh, clusters[layer])
+            if self.signal == "uncertainty" and layer == ctx.model_config.num_layers - 1:
+                doubt.append(window_uncertainty(ctx, state, hidden, updated, window))
+
+        result = run_rows(
+            ctx, state.tokens, cache.layers, start, rows, ctx.block_start(state.block),
+            writable=writable, want_memory=state.memory is not None, on_input=keep_input,
+        )  # fmt: skip
+        embedded = ctx.rows_of(state.tokens, window.start, window.width)
+        fresh = dataclasses.replace(
+            cache,
+            layers=(),
+            clusters=(),
+            embedded=embedded,
+            uncertainty=doubt[0] if doubt else cache.uncertainty,
+        )
+        stale = dataclasses.replace(cache, layers=(), clusters=())
+        kept = keep_inactive(active, fresh, stale)
+        return result, dataclasses.replace(kept, layers=result.layers, clusters=tuple(clusters))
+
+    def triggered(self, state: DecodeState, active: Array) -> Array:
+        """bool [B]: sequences whose next pass refreshes."""
+        enough = state.since_refresh > self.trigger_total
+        return active & ((state.last_commits > self.trigger_last) | enough)
+
+    def denoise(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
+        trigger = self.triggered(state, active)
+        window = self.window(ctx, state.block)
+        return lax.cond(
+            jnp.any(trigger),
+            lambda s: refresh_pass(ctx, self, s, window, active, trigger),
+            lambda s: self._plain(ctx, s, active),
+            state,
+        )
+
+    def _plain(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
+        """The block's rows against the cache, as with the dual cache."""
+        cache: PolestarState = state.cache
+        start, rows = ctx.block_start(state.block), ctx.lead + ctx.block_length
+        result = run_rows(
+            ctx, state.tokens, cache.layers, start - ctx.lead, rows, start,
+            writable=jnp.broadcast_to(active[:, None], (ctx.batch, rows)),
+            memory=state.memory, exact=ctx.exact_shift,
+        )  # fmt: skip
+        return PassOutput(
+            prediction=predict_block(ctx, state, result.hidden),
+            cache=dataclasses.replace(cache, layers=result.layers),
+            kind=jnp.full((ctx.batch,), CACHED, jnp.int32),
+            memory=result.memory,
+            drift=result.drift,
+            suffix=no_suffix(ctx),
+            refreshed_rows=jnp.zeros(ctx.batch, jnp.int32),
+            details=empty_details(ctx, self),
+        )
