@@ -1,0 +1,78 @@
+"""Initial parameters and the differentiable forward pass, built on the package's transformer."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from benchmarks.embedded.data import Batch
+from polestar_jax.config import ModelConfig
+from polestar_jax.model import (
+    Transformer,
+    abstract_transformer,
+    layer_shapes,
+    params_from_flat,
+)
+from polestar_jax.rope import apply_rope, rope_tables
+
+# Parameters while training: those of the layers stacked, name -> [layers, ...].
+Stacked = dict[str, Array]
+
+
+def initial(config: ModelConfig, key: Array) -> Stacked:
+    """Parameters from which copying is learnt quickly.
+
+    The head starts as the scaled transpose of the embedding, and the value and output projections
+    as an orthogonal matrix and its transpose, so that an attended token is written out from the
+    first step on.
+    """
+    m, layers = config.width, config.num_layers
+    keys = iter(jax.random.split(key, 16))
+    embed = 0.5 * jax.random.normal(next(keys), (config.embedding_rows, m))
+    params: Stacked = {"embed": embed, "head": embed.T * (0.25 / m**0.5), "norm": jnp.ones(m)}
+    for name, shape in layer_shapes(config).items():
+        if name.endswith("norm"):
+            params[name] = jnp.ones((layers, *shape))
+        else:
+            params[name] = jax.random.normal(next(keys), (layers, *shape)) * shape[0] ** -0.5
+    turn = jax.random.orthogonal(next(keys), m, (layers,))
+    params["v"], params["o"] = turn, turn.transpose(0, 2, 1)
+    params["down"] /= (2 * layers) ** 0.5
+    return params
+
+
+def unstacked(params: Stacked) -> dict[str, Array]:
+    """The flat names of `polestar_jax.model.parameter_shapes`."""
+    outer = ("embed", "norm", "head")
+    flat = {name: params[name] for name in outer}
+    for name in params.keys() - set(outer):
+        flat |= {f"layers.{i}.{name}": value for i, value in enumerate(params[name])}
+    return flat
+
+
+def forward(config: ModelConfig, params: Stacked, tokens: Array, length: Array) -> Array:
+    """Logits float32 [B, T, V] of int32 tokens [B, T], attending to each row's `length` tokens."""
+    graph, _ = abstract_transformer(config, params["embed"].dtype)
+    model: Transformer = nnx.merge(graph, params_from_flat(config, unstacked(params)))
+    position = jnp.arange(tokens.shape[1])
+    cos, sin = rope_tables(position[None], config.head_dim, config.rope_theta)
+    seen = (position[None] < length[:, None])[:, None, None, :]
+    x = model.embed_tokens(tokens)
+    for layer in range(config.num_layers):
+        normed = model.normed(layer, "attn_norm", x)
+        key, value = model.key_value(layer, normed)
+        query = apply_rope(model.query(layer, normed), cos, sin)
+        score = jnp.einsum("bqhd,bkhd->bhqk", query, apply_rope(key, cos, sin))
+        share = jax.nn.softmax(jnp.where(seen, score * config.head_dim**-0.5, -1e9), axis=-1)
+        attended = jnp.einsum("bhqk,bkhd->bqhd", share, value)
+        x = model.finish(layer, x, attended.reshape(x.shape))
+    return model.logits(x)
+
+
+def loss(config: ModelConfig, params: Stacked, batch: Batch) -> tuple[Array, Array]:
+    """Weighted cross-entropy of the masked tokens, and each row's share of it [B]."""
+    logits = forward(config, params, batch.noisy, batch.length)
+    chosen = jnp.take_along_axis(logits, batch.clean[..., None], axis=-1)[..., 0]
+    nats = jax.nn.logsumexp(logits, axis=-1) - chosen
+    rows = jnp.sum(nats * batch.weight, axis=-1)
+    return jnp.sum(rows), rows

@@ -1,0 +1,118 @@
+"""What is trained, on which tasks, for how long: every number of a training run in one place."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from benchmarks.embedded.vocabulary import BOS, EOS, MASK, vocabulary
+from benchmarks.tasks import TASKS
+from polestar_jax.config import ModelConfig
+from polestar_jax.errors import PolestarError
+
+MAX_LENGTH = 512  # prompt and generation together
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A training run. Fractions are of its steps.
+
+    early, late: task -> weight among the training rows before and after `switch`.
+    mask_first, mask_full: until `mask_first` of the steps the masked share is drawn from [0.5, 1];
+        the range then widens, to all of [0.02, 1] at `mask_full`.
+    long_from: from here on half of the steps use the long canvas, with response windows of 32 to
+        64 tokens; before, all use the short one.
+    """
+
+    name: str
+    early: Mapping[str, float]
+    late: Mapping[str, float]
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    mlp_width: int = 384
+    batch: int = 64
+    short_canvas: int = 52
+    long_canvas: int = 92
+    learning_rate: float = 8e-3
+    adam_rate: float = 2e-3
+    last_rate: float = 2e-5
+    warm_up: float = 0.02
+    decay: float = 0.45
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    mask_first: float = 0.25
+    mask_full: float = 0.5
+    switch: float = 0.3
+    long_from: float = 0.7
+    block_masks: float = 0.2
+    steps_per_call: int = 10
+
+    def __post_init__(self) -> None:
+        for name in (*self.early, *self.late):
+            if name not in TASKS:
+                raise PolestarError(f"unknown task {name!r} in the plan; known: {', '.join(TASKS)}")
+
+    def model_config(self) -> ModelConfig:
+        return ModelConfig.from_hf(self.hf_config())
+
+    def hf_config(self) -> dict[str, object]:
+        """`config.json` of the exported checkpoint."""
+        ids = vocabulary()
+        return {
+            "activation_type": "silu",
+            "alibi": False,
+            "architectures": ["LLaDAModelLM"],
+            "attention_layer_norm": False,
+            "bias_for_layer_norm": False,
+            "block_type": "llama",
+            "bos_token_id": ids[BOS],
+            "d_model": self.width,
+            "embedding_size": len(ids),
+            "eos_token_id": ids[EOS],
+            "include_bias": False,
+            "include_qkv_bias": False,
+            "input_emb_norm": False,
+            "layer_norm_type": "rms",
+            "layer_norm_with_affine": True,
+            "mask_token_id": ids[MASK],
+            "max_sequence_length": MAX_LENGTH,
+            "mlp_hidden_size": self.mlp_width,
+            "model_type": "llada",
+            "n_heads": self.heads,
+            "n_kv_heads": self.heads,
+            "n_layers": self.layers,
+            "pad_token_id": ids[EOS],
+            "rms_norm_eps": 1e-5,
+            "rope": True,
+            "rope_theta": 10000.0,
+            "scale_logits": False,
+            "torch_dtype": "float16",
+            "vocab_size": len(ids),
+            "weight_tying": False,
+        }
+
+
+_QUICK = dict.fromkeys(("copy", "reverse", "insert_index", "remove_index"), 1.0) | {
+    "replace_index": 1.0,
+    "sudoku": 1.5,
+}
+_EVEN = dict.fromkeys(TASKS, 1.0)
+_HARD = {
+    "copy": 0.3,
+    "reverse": 0.5,
+    "sort": 2.5,
+    "shuffle": 3.0,
+    "insert_index": 0.7,
+    "insert_random": 2.0,
+    "remove_index": 0.7,
+    "remove_random": 2.0,
+    "replace_index": 0.7,
+    "replace_random": 2.0,
+    "latin": 3.0,
+    "sudoku": 1.0,
+    "add": 1.0,
+}
+
+PLANS = {
+    "quick": Plan("quick", _QUICK, _QUICK),
+    "full": Plan("full", _EVEN | {"sort": 2.0, "latin": 2.0}, _HARD, layers=6),
+}
