@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+
 from oracle.transformer import Array, Net
 
 
@@ -56,11 +57,11 @@ def threshold(tau: float):
     return rule
 
 
-def budget_threshold(tau: float, steps: int):
+def budget_threshold(tau: float, per_step: float):
     """Dream's own: of the q = G/S + carry most confident masks, those with c >= tau."""
 
     def rule(p: Array, masked: Array, step: int, memory: dict) -> Array:
-        quota = len(masked) / steps + memory.get("carry", 0)
+        quota = per_step + memory.get("carry", 0)
         c = p.max(-1)
         chosen = best(c, masked, 1) | (best(c, masked, int(quota)) & (c >= tau))
         memory["carry"] = quota - int(chosen.sum())

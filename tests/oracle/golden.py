@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from oracle.transformer import Array, Net
 from safetensors.numpy import load_file
+
+from oracle.transformer import Array, Net
 
 ROOT = Path(__file__).parents[1] / "golden"
 

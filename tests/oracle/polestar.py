@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
+
 from oracle.baselines import best, finish_at_eos, lead_in, reader
 from oracle.transformer import Array, Net
 

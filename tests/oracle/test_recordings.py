@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+
 from oracle import baselines, golden
 from oracle.polestar import Pass, Polestar, Settings
 
@@ -24,7 +25,9 @@ def commit_rule(settings: dict):
     """The commit rule that a recording was made with."""
     blocks = settings["gen_length"] // settings.get("block_length", settings["gen_length"])
     if settings.get("alg") == "confidence_threshold":
-        return baselines.budget_threshold(settings["threshold"], settings["steps"])
+        return baselines.budget_threshold(
+            settings["threshold"], settings["gen_length"] / settings["steps"]
+        )
     if "alg" in settings:
         by = {"maskgit_plus": "probability", "topk_margin": "margin", "entropy": "entropy"}
         return baselines.fixed(settings["steps"] // blocks, by[settings["alg"]], "dream")
