@@ -1,5 +1,5 @@
 """The command line, `polestar-jax`."""
 
-from polestar_jax.cli.main import cli, main
+from polestar_jax.cli.group import cli, main
 
 __all__ = ["cli", "main"]
