@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = SETUP["tool"]["setuptools"]
+QUESTIONS = len((ROOT / "polestar_jax/assets/demo.jsonl").read_text().splitlines())
 FOLDERS = {"polestar_jax": "polestar_jax"} | SETUPTOOLS["package-dir"]  # package -> folder
 
 LOOK = """
@@ -70,7 +71,7 @@ def test_torch_is_needed_by_no_core_dependency():
 def test_an_editable_install_is_seen_from_another_directory(tmp_path):
     seen = look(tmp_path)
     assert seen["top_level"] == []
-    assert seen["questions"] == 8
+    assert seen["questions"] == QUESTIONS
 
 
 @pytest.mark.slow
@@ -99,7 +100,7 @@ def test_a_wheel_holds_every_module_and_asset_and_works_from_another_directory(t
     seen = look(elsewhere, path=str(target))
     assert all(Path(file).is_relative_to(target) for file in seen["files"])
     assert seen["top_level"] == []
-    assert seen["questions"] == 8
+    assert seen["questions"] == QUESTIONS
 
     version = subprocess.run(
         [target / "bin" / "polestar-jax", "--version"],

@@ -1,19 +1,18 @@
 """The demo: its questions, and what it prints."""
 
-from benchmarks.tasks import TASKS, Task, held_out_examples, is_held_out
+from benchmarks.embedded.demo_rows import QUICK, demo_rows
+from benchmarks.tasks import TASKS, is_held_out
 from polestar_jax.cli import demo as module
 
 
-def words(task: Task, fields) -> str:
-    return task.template.format(**fields)
-
-
-def test_every_question_is_held_out_and_its_answer_is_the_right_one():
+def test_every_question_is_held_out_and_has_one_right_answer():
     asked = module.questions()
-    assert len({q.prompt for q in asked}) == len(asked) == 8
+    assert len({q.prompt for q in asked}) == len(asked) > 0
     for question in asked:
-        task = TASKS[question.task]
-        example = next(e for e in held_out_examples(task, 40) if e.prompt == question.prompt)
         assert is_held_out(question.prompt)
-        assert example.answer == question.answer
-        assert not task.many_answers
+        assert not TASKS[question.task].many_answers
+
+
+def test_the_questions_are_those_the_generator_makes():
+    made = [module.Question(**row) for row in demo_rows(QUICK)]
+    assert module.questions() == made
