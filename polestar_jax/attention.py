@@ -56,19 +56,21 @@ def attend(q: Array, k: Array, v: Array, mask: Array) -> Array:
 
     Many query rows are taken in tiles, so that at most [B, H, QUERY_TILE, T] scores exist.
     """
-    rows = q.shape[1]
+    b, rows, h, d = q.shape
     if rows <= 2 * QUERY_TILE:
         return weighted_values(normalise(attention_scores(q, k, mask))[0], v)
     tiles = -(-rows // QUERY_TILE)
-    padded = jnp.pad(q, ((0, 0), (0, tiles * QUERY_TILE - rows), (0, 0), (0, 0)))
+    padded = jnp.pad(q.reshape(b, rows, h * d), ((0, 0), (0, tiles * QUERY_TILE - rows), (0, 0)))
 
-    def one(start: Array) -> Array:
-        tile = lax.dynamic_slice_in_dim(padded, start, QUERY_TILE, axis=1)
-        return weighted_values(normalise(attention_scores(tile, k, mask))[0], v)
+    def one(index: Array, out: Array) -> Array:
+        # Queries are replaced by their results, tile by tile: no second array of that size.
+        start = index * QUERY_TILE
+        tile = lax.dynamic_slice_in_dim(out, start, QUERY_TILE, axis=1)
+        scores = attention_scores(tile.reshape(b, QUERY_TILE, h, d), k, mask)
+        attended = weighted_values(normalise(scores)[0], v).astype(q.dtype)
+        return lax.dynamic_update_slice_in_dim(out, attended, start, axis=1)
 
-    out = lax.map(one, jnp.arange(tiles) * QUERY_TILE)  # [tiles, B, QUERY_TILE, H * D]
-    out = out.transpose(1, 0, 2, 3).reshape(q.shape[0], tiles * QUERY_TILE, -1)
-    return out[:, :rows]
+    return lax.fori_loop(0, tiles, one, padded)[:, :rows]
 
 
 def kl_from_scores(
