@@ -215,7 +215,7 @@ def _program(task: Task, plan: Plan, sizes: tuple[int, int, int], refs: dict, ou
         return new_top, total, drift, out
 
     # A tile without rows does nothing but write its zeros.
-    steps = jnp.where(row0 < limit, plan.tiles_per_split, 0)
+    steps = (row0 < limit).astype(jnp.int32) * plan.tiles_per_split
     empty = jnp.zeros((plan.rows,), jnp.float32)
     start = (empty + NEGATIVE, empty, empty, jnp.zeros((plan.rows, width), jnp.float32))
     top, total, drift, out = lax.fori_loop(0, steps, step, start)

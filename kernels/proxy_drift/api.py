@@ -1,0 +1,72 @@
+"""The public function of the op, the same for every implementation."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from polestar_jax.errors import PolestarError
+from polestar_jax.kernels.checks import check_shapes
+from polestar_jax.kernels.dispatch import dispatch
+from polestar_jax.kernels.layout import unsupported_attention
+from polestar_jax.kernels.proxy_drift import pallas, reference
+
+
+class ProxyDrift(NamedTuple):
+    """What one refresh leaves, and what the next one measures its drift against."""
+
+    scores: Array  # [B, H, K, T], scaled; masked keys about -1e30
+    normaliser: Array  # float32 [B, H, K], the logarithm of the sum of exp(scores)
+    drift: Array | None  # float32 [B, K], mean over heads of KL(now || before)
+
+
+def proxy_drift(
+    q: Array,
+    k: Array,
+    pad: Array,
+    previous: tuple[Array, Array] | None = None,
+    *,
+    scores_dtype: Any = jnp.float32,
+    implementation: str | None = None,
+) -> ProxyDrift:
+    """softmax(q k^T / sqrt(D)) of cluster centroids over all keys, and its drift.
+
+    Drift (arXiv 2607.14107, cluster drift): mean over heads of max(0, KL(now || before)), with
+    1e-12 added to probabilities inside the logarithms. Queries and keys are not rotated.
+
+    Args:
+      q: [B, K, H, D] queries of the K centroids.
+      k: [B, Hk, T, D] cached keys, not rotated; float32, bfloat16 or float16 like q.
+      pad: int32 [B], left pads: keys t < pad[b] are masked.
+      previous: scores [B, H, K, T] and normaliser float32 [B, H, K] of the refresh before; None
+        computes no drift.
+      scores_dtype: in which the scores are kept for the next refresh.
+      implementation: None, "xla", "pallas" or "interpret" (see `kernels.dispatch`).
+
+    Raises:
+      PolestarError: shapes that do not fit together, or an implementation that can not run.
+    """
+    sizes = check_shapes(
+        "proxy_drift",
+        q=(q, "B K H D"),
+        k=(k, "B Hk T D"),
+        pad=(pad, "B"),
+        scores=(None if previous is None else previous[0], "B H K T"),
+        normaliser=(None if previous is None else previous[1], "B H K"),
+    )
+    if sizes["K"] < 1 or sizes["T"] < 1:
+        raise PolestarError(f"proxy_drift: no clusters or no keys in q {q.shape}, k {k.shape}")
+    kept = jnp.dtype(scores_dtype)
+    scores, normaliser, kl = dispatch(
+        "proxy_drift",
+        implementation,
+        q,
+        k,
+        pad,
+        previous,
+        reference=partial(reference.proxy_drift, scores_dtype=kept),
+        kernel=partial(pallas.proxy_drift, scores_dtype=kept),
+        unsupported=unsupported_attention(q, k),
+    )
+    return ProxyDrift(scores, normaliser, None if kl is None else jnp.mean(kl, axis=1))
