@@ -11,6 +11,7 @@ Everything is written to the sibling directory `DST.partial`, which gets its nam
 import errno
 import importlib.metadata
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +59,6 @@ def write_params(
     `done` is called after each. Orbax itself would take a tree of arrays that all exist; a handler
     for `LazyArray` reads, writes and forgets them in turn.
     """
-    import jax
     import orbax.checkpoint as ocp
 
     class LazyHandler(ocp.type_handlers.NumpyHandler):
@@ -74,14 +74,24 @@ def write_params(
                 done(value)
             return []
 
-    registry = ocp.type_handlers.create_type_handler_registry(
-        (LazyArray, LazyHandler()),
-        (jax.Array, ocp.type_handlers.ArrayHandler()),  # unused, but Orbax warns when it is absent
-    )
-    # Weights hardly compress, and trying costs more time than writing them.
-    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
-    with ocp.Checkpointer(handler) as checkpointer:
-        checkpointer.save(directory, args=ocp.args.PyTreeSave(dict(arrays)))
+    registry = ocp.type_handlers.create_type_handler_registry((LazyArray, LazyHandler()))
+    with quiet_orbax():
+        # Weights hardly compress, and trying costs more time than writing them.
+        handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
+        with ocp.Checkpointer(handler) as checkpointer:
+            checkpointer.save(directory, args=ocp.args.PyTreeSave(dict(arrays)))
+
+
+@contextmanager
+def quiet_orbax() -> Iterator[None]:
+    """Keep Orbax from warning of our handler, and from printing errors that it also raises."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Load a model: a converted directory, a Hugging Face directory, or the embedded one."""
 
 import importlib.resources
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from jax import Array
 from polestar_jax.config import ModelConfig
 from polestar_jax.convert.checkpoint import open_checkpoint
 from polestar_jax.convert.reader import read_json, resolve_dtype
-from polestar_jax.convert.writer import FORMAT, MANIFEST, MODEL_CONFIG, PARAMS
+from polestar_jax.convert.writer import FORMAT, MANIFEST, MODEL_CONFIG, PARAMS, quiet_orbax
 from polestar_jax.errors import PolestarError
 from polestar_jax.forward import jitted_forward
 from polestar_jax.model import Params, parameter_shapes, params_from_flat, random_flat
@@ -135,23 +136,29 @@ def _restore(path: Path, config: ModelConfig, dtype: np.dtype) -> dict[str, Arra
     """Parameters by flat name, read by Orbax straight into device arrays."""
     import orbax.checkpoint as ocp
 
+    class OneByOne(ocp.type_handlers.ArrayHandler):
+        """Orbax reads all arrays at once. In turn, no more than one waits in host memory for its
+        transfer, and a damaged one leaves no other read behind."""
+
+        async def deserialize(self, infos: Sequence[Any], args: Any = None) -> list[Array]:
+            return [
+                (await super(OneByOne, self).deserialize([infos[i]], [args[i]]))[0]
+                for i in range(len(infos))
+            ]
+
     sharding = jnp.zeros(()).sharding  # the default device
     shapes = parameter_shapes(config)
     item = {n: jax.ShapeDtypeStruct(s, dtype, sharding=sharding) for n, s in shapes.items()}
-    args = {
-        n: ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding, dtype=dtype)
-        for n in shapes
-    }
-    # A bound on what waits in host memory on its way to the device; it must fit the largest.
-    largest = max(int(np.prod(s)) * dtype.itemsize for s in shapes.values())
-    handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=1 + 2 * -(-largest // 10**9))
+    arg = ocp.ArrayRestoreArgs(restore_type=jax.Array, sharding=sharding, dtype=dtype)
     try:
-        with ocp.Checkpointer(handler) as checkpointer:
-            return checkpointer.restore(
-                path.absolute(), args=ocp.args.PyTreeRestore(item=item, restore_args=args)
-            )
+        with quiet_orbax():
+            registry = ocp.type_handlers.create_type_handler_registry((jax.Array, OneByOne()))
+            handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+            request = ocp.args.PyTreeRestore(item=item, restore_args=dict.fromkeys(shapes, arg))
+            with ocp.Checkpointer(handler) as checkpointer:
+                return checkpointer.restore(path.absolute(), args=request)
     except Exception as error:  # Orbax and TensorStore raise many types for damaged files
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
         raise PolestarError(
             f"the converted checkpoint {path.parent} is damaged: {reason}; convert it again"
         ) from None

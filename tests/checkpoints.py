@@ -26,6 +26,10 @@ SMALL = {
 }  # fmt: skip
 
 
+def config(raw: Mapping) -> ModelConfig:
+    return ModelConfig.from_hf(raw)
+
+
 def stored_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Tensor names and shapes as PyTorch stores them: matrices the other way round."""
     return {
@@ -97,3 +101,20 @@ def write_large(directory: Path, raw: Mapping, shard_bytes: int) -> int:
     index = {"metadata": {}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     return total
+
+
+def add_tokenizer(directory: Path, template: str | None = None) -> Path:
+    """Give a directory a byte-level tokenizer of a few letters; tokens 38 and 39 are EOS, mask."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = "abcdefghijklmnopqrstuvwxyz .,?!0123Ġ<>|"[:38]
+    rules = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, []))
+    rules.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    rules.decoder = decoders.ByteLevel()
+    rules.add_special_tokens([AddedToken("<eos>"), AddedToken("<mask>")])
+    rules.save(str(directory / "tokenizer.json"))
+    settings = {"eos_token": "<eos>", "mask_token": "<mask>"}
+    if template is not None:
+        settings["chat_template"] = template
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
