@@ -1,7 +1,7 @@
 """The one decode loop: blocks outside, passes inside, all policies alike.
 
 `step` is one pass. `generate` is the same passes as one compiled program; both are built from
-`start_block` and `run_pass`, so they cannot differ.
+`advance` and `run_phase`, so they cannot differ.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from polestar_jax.decoding.cache.base import PassOutput, SuffixPrediction
+from polestar_jax.decoding.cache.base import PassOutput, Phase, SuffixPrediction
 from polestar_jax.decoding.commit.base import CommitView, Decision
 from polestar_jax.decoding.context import Context
 from polestar_jax.decoding.passes import empty_memory
@@ -92,7 +92,8 @@ def empty_state(ctx: Context, tokens: Array, keys: Array, trace: bool = False) -
     state = start_block(ctx, state)
     if not trace:
         return state
-    record = jax.eval_shape(lambda s: run_pass(ctx, s, opening=True)[1], state)
+    first = ctx.config.cache.phases()[0]
+    record = jax.eval_shape(lambda s: run_pass(ctx, s, first)[1], state)
     size = ctx.config.max_passes
     buffers = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), record)
     return dataclasses.replace(state, trace=buffers)
@@ -113,13 +114,12 @@ def start_block(ctx: Context, state: DecodeState) -> DecodeState:
     return dataclasses.replace(state, commit=commit)
 
 
-def run_pass(ctx: Context, state: DecodeState, opening: bool) -> tuple[DecodeState, PassRecord]:
+def run_pass(ctx: Context, state: DecodeState, phase: Phase) -> tuple[DecodeState, PassRecord]:
     """One forward pass and its commits, for every sequence with masks in the current block."""
     masked = block_masks(ctx, state)
     active = jnp.any(masked, axis=-1)
-    policy = ctx.config.cache
-    with jax.named_scope("opening_pass" if opening else "denoising_pass"):
-        output = (policy.open if opening else policy.denoise)(ctx, state, active)
+    with jax.named_scope(f"{phase.name}_pass"):
+        output = phase.run(ctx, state, active)
     with jax.named_scope("commit"):
         state, decision, drift = commit_block(ctx, state, output, masked, active)
         threshold = ctx.config.commit.suffix_threshold
@@ -259,43 +259,54 @@ def finished(ctx: Context, state: DecodeState) -> Array:
     return ~jnp.any(masks(ctx, state))
 
 
-def step(ctx: Context, state: DecodeState) -> DecodeState:
-    """One pass; where the current block is complete, the first one of the next block."""
+def advance(ctx: Context, state: DecodeState) -> DecodeState:
+    """Move to the next block with masks if the current one is complete."""
     complete = ~jnp.any(block_masks(ctx, state))
-    small = ("block", "block_passes", "last_commits", "since_refresh", "commit")
     moved = start_block(ctx, state)
-    state = dataclasses.replace(
-        state,
-        **{
-            name: jax.tree.map(
-                lambda new, old: jnp.where(complete, new, old),
-                getattr(moved, name),
-                getattr(state, name),
-            )
-            for name in small
-        },
-    )
-    if not ctx.config.cache.has_opening:
-        return run_pass(ctx, state, opening=False)[0]
-    return lax.cond(
-        state.block_passes == 0,
-        lambda s: run_pass(ctx, s, opening=True)[0],
-        lambda s: run_pass(ctx, s, opening=False)[0],
-        state,
-    )
+    small = ("block", "block_passes", "last_commits", "since_refresh", "commit")
+    changes = {
+        name: jax.tree.map(
+            lambda new, old: jnp.where(complete, new, old),
+            getattr(moved, name),
+            getattr(state, name),
+        )
+        for name in small
+    }
+    return dataclasses.replace(state, **changes)
+
+
+def run_phase(
+    ctx: Context, state: DecodeState, phase: Phase, limit: Array | None = None
+) -> DecodeState:
+    """Passes of one phase for as long as it is due and the block has masks.
+
+    With `limit`, stops once the state counts that many passes.
+    """
+
+    def due(state: DecodeState) -> Array:
+        active = jnp.any(block_masks(ctx, state), axis=-1)
+        going = jnp.any(active) & phase.due(ctx, state, active)
+        return going if limit is None else going & (state.passes < limit)
+
+    return lax.while_loop(due, lambda s: run_pass(ctx, s, phase)[0], state)
+
+
+def step(ctx: Context, state: DecodeState) -> DecodeState:
+    """One pass, of whichever phase is due; none if no mask is left."""
+    state = advance(ctx, state)
+    limit = state.passes + 1
+    for phase in ctx.config.cache.phases():
+        state = run_phase(ctx, state, phase, limit)
+    return state
 
 
 def generate(ctx: Context, state: DecodeState) -> DecodeState:
-    """All passes: a loop over blocks, inside it an opening and a loop over denoising passes."""
+    """All passes: block after block, in each the policy's phases as they fall due."""
 
-    def block(state: DecodeState) -> DecodeState:
-        state = start_block(ctx, state)
-        if ctx.config.cache.has_opening:
-            state = run_pass(ctx, state, opening=True)[0]
-        return lax.while_loop(
-            lambda s: jnp.any(block_masks(ctx, s)),
-            lambda s: run_pass(ctx, s, opening=False)[0],
-            state,
-        )
+    def round_of_phases(state: DecodeState) -> DecodeState:
+        state = advance(ctx, state)
+        for phase in ctx.config.cache.phases():
+            state = run_phase(ctx, state, phase)
+        return state
 
-    return lax.while_loop(lambda s: ~finished(ctx, s), block, state)
+    return lax.while_loop(lambda s: ~finished(ctx, s), round_of_phases, state)

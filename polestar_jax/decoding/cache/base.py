@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -56,10 +57,22 @@ class PassOutput:
     details: Any = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """One kind of pass: `run` it while `due`.
+
+    `due(ctx, state, active)` is a bool scalar; `run(ctx, state, active)` the pass. Of a policy's
+    phases exactly one is due at any time while the block has masks. The loop runs each phase as
+    a loop of its own: unlike the branches of a conditional, that updates caches in place.
+    """
+
+    name: str
+    due: Callable[[Context, DecodeState, Array], Array]
+    run: Callable[[Context, DecodeState, Array], PassOutput]
+
+
 class CachePolicy(abc.ABC):
     """Frozen, hashable rule for what a pass recomputes."""
-
-    has_opening = True  # a block's first pass differs from the later ones
 
     def check(self, block_length: int) -> None:  # noqa: B027 (most policies fit any)
         """Raise PolestarError where the policy does not fit the lengths."""
@@ -68,13 +81,24 @@ class CachePolicy(abc.ABC):
         """The policy's pytree before the first pass."""
         return ()
 
-    def open(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
-        """The first pass of a block; `active` bool [B]."""
-        return self.denoise(ctx, state, active)
-
     @abc.abstractmethod
-    def denoise(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
-        """A later pass of the block (every pass where `has_opening` is False)."""
+    def phases(self) -> tuple[Phase, ...]:
+        """The kinds of passes, in the order in which a block meets them."""
+
+
+def opening_due(ctx: Context, state: DecodeState, active: Array) -> Array:
+    """The block's first pass."""
+    return state.block_passes == 0
+
+
+def opened(ctx: Context, state: DecodeState, active: Array) -> Array:
+    """Any pass but the block's first."""
+    return state.block_passes > 0
+
+
+def always(ctx: Context, state: DecodeState, active: Array) -> Array:
+    """Every pass."""
+    return jnp.bool_(True)
 
 
 def block_positions(ctx: Context, state: DecodeState) -> Array:

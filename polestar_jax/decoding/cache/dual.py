@@ -5,7 +5,15 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array
 
-from polestar_jax.decoding.cache.base import CachePolicy, PassOutput, full_writable, plain_output
+from polestar_jax.decoding.cache.base import (
+    CachePolicy,
+    PassOutput,
+    Phase,
+    full_writable,
+    opened,
+    opening_due,
+    plain_output,
+)
 from polestar_jax.decoding.context import Context
 from polestar_jax.decoding.passes import empty_layers, run_rows
 from polestar_jax.decoding.state import DecodeState, LayerCache
@@ -20,6 +28,9 @@ class DualCache(CachePolicy):
 
     def init(self, ctx: Context) -> tuple[LayerCache, ...]:
         return empty_layers(ctx)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("open", opening_due, self.open), Phase("denoise", opened, self.denoise))
 
     def open(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
         result = run_rows(

@@ -4,7 +4,7 @@ import dataclasses
 
 from jax import Array
 
-from polestar_jax.decoding.cache.base import CachePolicy, PassOutput, plain_output
+from polestar_jax.decoding.cache.base import CachePolicy, PassOutput, Phase, always, plain_output
 from polestar_jax.decoding.context import Context
 from polestar_jax.decoding.passes import run_rows
 from polestar_jax.decoding.state import DecodeState
@@ -14,9 +14,10 @@ from polestar_jax.decoding.state import DecodeState
 class NoCache(CachePolicy):
     """Every pass is a full forward; the exact baseline that caches approximate."""
 
-    has_opening = False
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("full", always, self.full),)
 
-    def denoise(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
+    def full(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
         result = run_rows(
             ctx, state.tokens, None, 0, ctx.total, ctx.block_start(state.block), memory=state.memory
         )

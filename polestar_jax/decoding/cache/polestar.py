@@ -5,12 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from polestar_jax.checks import check_choice, check_integer
 from polestar_jax.decoding.cache.base import (
     CachePolicy,
     PassOutput,
+    Phase,
     full_writable,
     predict_block,
 )
@@ -131,45 +132,65 @@ class PolestarCache(CachePolicy):
             uncertainty=jnp.zeros((ctx.batch, width), jnp.float32),
         )
 
-    def open(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
-        window = self.window(ctx, state.block)
-        cyclic = jnp.asarray(self.windowed_openings)[state.block % len(self.windowed_openings)]
-        windowed = cyclic & (state.block > 0)
+    def phases(self) -> tuple[Phase, ...]:
+        phases = [
+            Phase("open_full", self._full_due, self.open_full),
+            Phase("cached", self._cached_due, self.cached),
+            Phase("refresh", self._refresh_due, self.refresh),
+        ]
         if any(self.windowed_openings):
-            result, cache = lax.cond(
-                windowed,
-                lambda s: self._open(ctx, s, active, window, windowed=True),
-                lambda s: self._open(ctx, s, active, window, windowed=False),
-                state,
-            )
-        else:
-            result, cache = self._open(ctx, state, active, window, windowed=False)
-        return PassOutput(
-            prediction=predict_block(ctx, state, result.hidden),
-            cache=cache,
-            kind=jnp.broadcast_to(jnp.where(windowed, WINDOWED, FULL), active.shape),
-            memory=result.memory,
-            drift=result.drift,
-            suffix=no_suffix(ctx),
-            refreshed_rows=jnp.zeros(ctx.batch, jnp.int32),
-            details=empty_details(ctx, self),
-        )
+            phases.insert(1, Phase("open_windowed", self._windowed_due, self.open_windowed))
+        return tuple(phases)
+
+    def _full_due(self, ctx: Context, state: DecodeState, active: Array) -> Array:
+        return (state.block_passes == 0) & ~self.opens_windowed(state.block)
+
+    def _windowed_due(self, ctx: Context, state: DecodeState, active: Array) -> Array:
+        return (state.block_passes == 0) & self.opens_windowed(state.block)
+
+    def _cached_due(self, ctx: Context, state: DecodeState, active: Array) -> Array:
+        return (state.block_passes > 0) & ~jnp.any(self.triggered(state, active))
+
+    def _refresh_due(self, ctx: Context, state: DecodeState, active: Array) -> Array:
+        return (state.block_passes > 0) & jnp.any(self.triggered(state, active))
+
+    def opens_windowed(self, block: Array) -> Array:
+        """bool scalar: whether the block opens with a pass over the window only."""
+        pattern = jnp.asarray(self.windowed_openings)
+        return pattern[block % len(self.windowed_openings)] & (block > 0)
+
+    def triggered(self, state: DecodeState, active: Array) -> Array:
+        """bool [B]: sequences whose next pass refreshes."""
+        enough = state.since_refresh > self.trigger_total
+        return active & ((state.last_commits > self.trigger_last) | enough)
+
+    def open_full(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
+        """Opening by a forward pass over all rows."""
+        start, writable = jnp.int32(0), full_writable(ctx, active)
+        return self._open(ctx, state, active, start, ctx.total, writable, FULL)
+
+    def open_windowed(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
+        """Opening by a forward pass over the window only, attending to all cached rows."""
+        window = self.window(ctx, state.block)
+        inside = window.inside
+        if ctx.model_config.shift_logits:  # the row that predicts the block's first one runs too
+            inside |= (window.rows == ctx.block_start(state.block) - 1)[None, :]
+        writable = inside & active[:, None]
+        return self._open(ctx, state, active, window.start, window.width, writable, WINDOWED)
 
     def _open(
-        self, ctx: Context, state: DecodeState, active: Array, window: Window, windowed: bool
-    ) -> tuple[RowsResult, PolestarState]:
-        """Full or windowed opening: fresh caches, clusters and proxy attention."""
+        self,
+        ctx: Context,
+        state: DecodeState,
+        active: Array,
+        start: Array,
+        rows: int,
+        writable: Array | None,
+        kind: int,
+    ) -> PassOutput:
+        """Run `rows` rows from `start`; fresh caches, clusters and proxy attention."""
         cache: PolestarState = state.cache
-        writable: Array | None
-        if windowed:
-            start, rows = window.start, window.width
-            lead = (window.rows == ctx.block_start(state.block) - 1)[None, :]
-            shifted = ctx.model_config.shift_logits
-            inside = window.inside | lead if shifted else window.inside
-            writable = inside & active[:, None]
-        else:
-            start, rows = jnp.int32(0), ctx.total
-            writable = full_writable(ctx, active)
+        window = self.window(ctx, state.block)
         clusters = list(cache.clusters)
         doubt: list[Array] = []
         keys = random_keys(state) if self.kmeans_init == "random" else None
@@ -198,24 +219,15 @@ class PolestarCache(CachePolicy):
         )
         stale = dataclasses.replace(cache, layers=(), clusters=())
         kept = keep_inactive(active, fresh, stale)
-        return result, dataclasses.replace(kept, layers=result.layers, clusters=tuple(clusters))
+        kept = dataclasses.replace(kept, layers=result.layers, clusters=tuple(clusters))
+        return self._output(ctx, state, result, kept, kind)
 
-    def triggered(self, state: DecodeState, active: Array) -> Array:
-        """bool [B]: sequences whose next pass refreshes."""
-        enough = state.since_refresh > self.trigger_total
-        return active & ((state.last_commits > self.trigger_last) | enough)
-
-    def denoise(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
-        trigger = self.triggered(state, active)
+    def refresh(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
+        """A denoising pass that also recomputes the rows that drifted most."""
         window = self.window(ctx, state.block)
-        return lax.cond(
-            jnp.any(trigger),
-            lambda s: refresh_pass(ctx, self, s, window, active, trigger),
-            lambda s: self._plain(ctx, s, active),
-            state,
-        )
+        return refresh_pass(ctx, self, state, window, active, self.triggered(state, active))
 
-    def _plain(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
+    def cached(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
         """The block's rows against the cache, as with the dual cache."""
         cache: PolestarState = state.cache
         start, rows = ctx.block_start(state.block), ctx.lead + ctx.block_length
@@ -224,10 +236,17 @@ class PolestarCache(CachePolicy):
             writable=jnp.broadcast_to(active[:, None], (ctx.batch, rows)),
             memory=state.memory, exact=ctx.exact_shift,
         )  # fmt: skip
+        kept = dataclasses.replace(cache, layers=result.layers)
+        return self._output(ctx, state, result, kept, CACHED)
+
+    def _output(
+        self, ctx: Context, state: DecodeState, result: RowsResult, cache: PolestarState, kind: int
+    ) -> PassOutput:
+        """Output of a pass without refresh."""
         return PassOutput(
             prediction=predict_block(ctx, state, result.hidden),
-            cache=dataclasses.replace(cache, layers=result.layers),
-            kind=jnp.full((ctx.batch,), CACHED, jnp.int32),
+            cache=cache,
+            kind=jnp.full((ctx.batch,), kind, jnp.int32),
             memory=result.memory,
             drift=result.drift,
             suffix=no_suffix(ctx),
