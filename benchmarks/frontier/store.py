@@ -1,0 +1,91 @@
+"""One JSON file per run, whole at every moment: rewritten beside itself and renamed."""
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from benchmarks.frontier.environment import now, revision
+from benchmarks.frontier.schema import RUN
+from polestar_jax.errors import PolestarError
+
+Run = dict[str, Any]
+VERSION = 1
+
+
+@functools.cache
+def _validator() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(RUN)
+
+
+def check(run: Run, where: str) -> None:
+    """Raise PolestarError naming the first place where `run` breaks the schema."""
+    error = jsonschema.exceptions.best_match(_validator().iter_errors(run))
+    if error is not None:
+        place = "/".join(map(str, error.absolute_path)) or "the top"
+        raise PolestarError(f"{where} is not a result file, at {place}: {error.message:.200}")
+
+
+def new_run(identity: Mapping[str, Any], facts: Mapping[str, Any]) -> Run:
+    """A run without records. `identity`: what its records must share; `facts`: the rest."""
+    return {"version": VERSION, "identity": dict(identity), **facts, "drift": None, "records": {}}
+
+
+def open_run(path: Path, run: Run, restart: bool) -> Run:
+    """The run stored at `path` if it continues `run`, else `run`, now stored there.
+
+    Raises:
+        PolestarError: the file is damaged, or belongs to a run of another identity.
+    """
+    if path.exists() and not restart:
+        old = read_run(path)
+        for name, value in run["identity"].items():
+            if old["identity"].get(name) != value:
+                raise PolestarError(
+                    f"{path} was made with {name} {old['identity'].get(name)!r}, now {value!r}; "
+                    "choose another --out or pass --restart"
+                )
+        return old
+    save_run(path, run)
+    return run
+
+
+def read_run(path: Path) -> Run:
+    """The run at `path`, checked."""
+    try:
+        run = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise PolestarError(f"{path} cannot be read as a result file: {error}") from None
+    check(run, str(path))
+    return run
+
+
+def with_record(run: Run, label: str, record: Mapping[str, Any]) -> Run:
+    """The run with one more record, dated."""
+    dated = {**record, "date": now(), "revision": revision()}
+    return {**run, "records": {**run["records"], label: dated}}
+
+
+def save_run(path: Path, run: Run) -> None:
+    """Check the run and put it at `path` whole, or not at all."""
+    check(run, str(path))
+    write_text(path, json.dumps(run, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file beside `path`, then rename it."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise PolestarError(f"cannot write {path}: {error.strerror}") from None
