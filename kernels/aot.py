@@ -108,7 +108,7 @@ def compile_for(
     with tempfile.TemporaryDirectory(prefix="polestar-aot-") as folder:
         options: dict[str, Any] = {}
         if resources:
-            options = {"xla_dump_to": folder, "xla_dump_emitter_re": ".*"}
+            options = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"}
         compiled = lowered.compile(compiler_options=options or None)
         seconds = time.perf_counter() - start
         kernels = kernel_resources(Path(folder)) if resources else ()

@@ -177,7 +177,8 @@ def _program(task: Task, plan: Plan, sizes: tuple[int, int, int], refs: dict, ou
 
     def halves(ref: Any, where: Any, present: Array) -> tuple[Array, Array]:
         mask = present[:, None] & lane_in[None, :]
-        return tuple(plt.load(ref.at[where, x], mask=mask, other=0) for x in (low, high))
+        first = plt.load(ref.at[where, low], mask=mask, other=0)
+        return first, plt.load(ref.at[where, high], mask=mask, other=0)
 
     q_low, q_high = halves(refs["q"], row_slice, rows < limit)
     if task.floor:

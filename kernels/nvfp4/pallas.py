@@ -156,11 +156,11 @@ def _dequantise_row(groups: int, labels, tensor, values, scales, centroids, rows
         plt.store(rows.at[where, :], x.astype(rows.dtype), mask=inside[:, None])
 
 
-def _groups(groups: int, size: int, block: int) -> tuple[pl.Slice, Array]:
+def _groups(groups: int, size: int, block: int) -> tuple[Any, Array]:
     return pl.ds(block * size, size), block * size + jnp.arange(size) < groups
 
 
-def _own_centroid(centroids: Any, label: Array, where: pl.Slice, inside: Array) -> Array:
+def _own_centroid(centroids: Any, label: Array, where: Any, inside: Array) -> Array:
     """The row's centroid as float32 [groups, 16]; zero for a negative label."""
     present = inside & (label >= 0)
     index = jnp.maximum(label, 0)

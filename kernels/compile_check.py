@@ -1,0 +1,154 @@
+"""Compile every op at every named shape for A100 and H200, on a machine without either.
+
+    python -m polestar_jax.kernels.compile_check [--gpu H200] [--only SUBSTRING] [--json FILE]
+
+Prints registers, spilled bytes, shared memory and matrix instructions of each kernel and fails
+when one spills, needs more shared memory than its card has, multiplies bf16 matrices without the
+tensor cores, is missing from the program, or when an in-place op copies its cache.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from polestar_jax.errors import PolestarError
+from polestar_jax.kernels import aot
+from polestar_jax.kernels.cases import Case, cases, size_of
+from polestar_jax.kernels.ptx import Kernel
+
+TRITON = "__gpu$xla.gpu.triton"
+SHARED_LIMIT = {"A100": 163 * 1024, "H100": 227 * 1024, "H200": 227 * 1024}
+# The kernel's name in the program, where it is not the op's.
+KERNEL_OF = {
+    "drift_attention_first": "drift_attention",
+    "gather_cache": "gather_rows",
+    "scatter_cache": "scatter_rows",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table. `problems` is empty when the case passed."""
+
+    op: str
+    shape: str
+    dtype: str
+    gpu: str
+    blocks: int
+    threads: int
+    registers: int
+    spilled: int
+    shared: int
+    matrix: int
+    seconds: float
+    problems: tuple[str, ...]
+
+
+def check(case: Case, gpu: str) -> Row:
+    """Compile one case and judge its kernel."""
+    # The dispatcher's own choice, not a named implementation: that is what the decode loop gets.
+    program = aot.compile_for(case.run, case.args, gpu, case.donate, resources=True)
+    name = KERNEL_OF.get(case.op, case.op)
+    ours = [k for k in program.kernels if k.name.startswith(name)]
+    problems = []
+    if not ours or not program.custom_calls.get(TRITON):
+        problems.append("the kernel is not in the program")
+    if case.donate:
+        target = size_of(*(case.args[i] for i in case.donate))
+        if program.alias < target:
+            problems.append(f"only {program.alias} of {target} bytes are written in place")
+        problems += [
+            f"{m.op} of {m.shape}"
+            for m in program.large_moves(target // (2 * len(case.donate)))
+        ]  # fmt: skip
+    for kernel in ours:
+        problems += judge(kernel, gpu, case.matrix and case.dtype != "float32")
+    main = max(ours, key=lambda k: k.registers, default=None)
+    return Row(
+        case.op,
+        case.shape,
+        case.dtype,
+        gpu,
+        blocks=main.blocks if main else 0,
+        threads=main.threads if main else 0,
+        registers=main.registers if main else 0,
+        spilled=sum(k.spilled for k in ours),
+        shared=max((k.shared for k in ours), default=0),
+        matrix=sum(k.matrix for k in ours),
+        seconds=round(program.seconds, 2),
+        problems=tuple(problems),
+    )
+
+
+def judge(kernel: Kernel, gpu: str, matrix: bool) -> Iterator[str]:
+    """What is wrong with a kernel on a card."""
+    if kernel.spilled:
+        yield f"{kernel.spilled} bytes spilled"
+    if kernel.shared > SHARED_LIMIT[gpu]:
+        yield f"{kernel.shared} bytes of shared memory, {gpu} has {SHARED_LIMIT[gpu]}"
+    if matrix and not kernel.matrix:
+        yield "no matrix instruction"
+
+
+def markdown(rows: list[Row]) -> str:
+    """The table of the README."""
+    head = "op, shape, dtype, card, blocks, threads, registers, spilled, shared memory, matrix"
+    titles = [*head.split(", "), ""]
+    lines = [titles, ["---"] * len(titles)]
+    for r in rows:
+        numbers = (r.blocks, r.threads, r.registers, r.spilled, r.shared, r.matrix)
+        judged = "; ".join(r.problems) or "ok"
+        lines.append([r.op, r.shape, r.dtype, r.gpu, *(f"{n:,}" for n in numbers), judged])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def write_json(path: Path, rows: list[Row]) -> None:
+    """Atomically: a temporary sibling, then a rename."""
+    body = {"jax": jax.__version__, "rows": [dataclasses.asdict(r) for r in rows]}
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w") as file:
+        json.dump(body, file, indent=1)
+        file.write("\n")
+    Path(temporary).replace(path)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--gpu", action="append", choices=list(SHARED_LIMIT), default=None)
+    parser.add_argument("--only", default="", help="part of op/shape/dtype")
+    parser.add_argument("--json", type=Path, help="also write the table here")
+    options = parser.parse_args(arguments)
+    jax.config.update("jax_platforms", "cpu")
+    reason = aot.available()
+    if reason:
+        print(f"error: {reason}", file=sys.stderr)
+        return 2
+    chosen = [case for case in cases() if options.only in case.name]
+    if not chosen:
+        print(f"error: no case contains {options.only!r}", file=sys.stderr)
+        return 2
+    rows = []
+    for gpu in options.gpu or ["A100", "H200"]:
+        for case in chosen:
+            try:
+                rows.append(check(case, gpu))
+            except PolestarError as error:
+                print(f"error: {case.name}: {error}", file=sys.stderr)
+                return 2
+            print(markdown(rows[-1:]).splitlines()[-1], flush=True)
+    if options.json:
+        write_json(options.json, rows)
+    bad = [r for r in rows if r.problems]
+    print(f"{len(rows)} kernels compiled, {len(bad)} with problems")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
