@@ -9,8 +9,6 @@ from typing import Any
 
 from benchmarks.tasks import get_task, held_out_examples
 
-SEED = 20_260
-
 _ASKS: dict[str, Callable[[Any], str]] = {
     "copy": lambda f: "Repeat the line of people.",
     "reverse": lambda f: "Reverse the line.",
@@ -38,7 +36,7 @@ QUICK = {
 def demo_rows(counts: dict[str, int]) -> Iterator[dict[str, str]]:
     """Rows with exactly one right answer each, and the question in words."""
     for name, count in counts.items():
-        for row in held_out_examples(get_task(name), count, SEED):
+        for row in held_out_examples(get_task(name), count):
             yield {
                 "task": name,
                 "asks": _ASKS[name](row.fields),

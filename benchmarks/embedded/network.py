@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from benchmarks.embedded.data import Batch
+from benchmarks.embedded.data import Batch, Rows
 from polestar_jax.config import ModelConfig
 from polestar_jax.model import (
     Transformer,
@@ -50,19 +50,31 @@ def unstacked(params: Stacked) -> dict[str, Array]:
     return flat
 
 
-def forward(config: ModelConfig, params: Stacked, tokens: Array, length: Array) -> Array:
-    """Logits float32 [B, T, V] of int32 tokens [B, T], attending to each row's `length` tokens."""
+def forward(
+    config: ModelConfig, params: Stacked, tokens: Rows, start: Rows, length: Rows, window: int
+) -> Array:
+    """Logits float32 [B, window, V] of the tokens from `start` [B] on.
+
+    `tokens` int32 [B, T]; each row attends to its first `length` [B] tokens. Rows of the window
+    that lie behind the last token repeat it. The last layer is computed for the window only.
+    """
     graph, _ = abstract_transformer(config, params["embed"].dtype)
     model: Transformer = nnx.merge(graph, params_from_flat(config, unstacked(params)))
-    position = jnp.arange(tokens.shape[1])
-    cos, sin = rope_tables(position[None], config.head_dim, config.rope_theta)
-    seen = (position[None] < length[:, None])[:, None, None, :]
-    x = model.embed_tokens(tokens)
+    size = tokens.shape[1]
+    position = jnp.arange(size)[None]
+    tables = rope_tables(position, config.head_dim, config.rope_theta)
+    looked_at = jnp.minimum(jnp.asarray(start)[:, None] + jnp.arange(window), size - 1)
+    seen = (position < jnp.asarray(length)[:, None])[:, None, None, :]
+    x = model.embed_tokens(jnp.asarray(tokens))
     for layer in range(config.num_layers):
         normed = model.normed(layer, "attn_norm", x)
         key, value = model.key_value(layer, normed)
-        query = apply_rope(model.query(layer, normed), cos, sin)
-        score = jnp.einsum("bqhd,bkhd->bhqk", query, apply_rope(key, cos, sin))
+        key = apply_rope(key, *tables)
+        if layer == config.num_layers - 1:
+            x, normed = (jnp.take_along_axis(y, looked_at[..., None], axis=1) for y in (x, normed))
+            tables = rope_tables(looked_at, config.head_dim, config.rope_theta)
+        query = apply_rope(model.query(layer, normed), *tables)
+        score = jnp.einsum("bqhd,bkhd->bhqk", query, key)
         share = jax.nn.softmax(jnp.where(seen, score * config.head_dim**-0.5, -1e9), axis=-1)
         attended = jnp.einsum("bhqk,bkhd->bqhd", share, value)
         x = model.finish(layer, x, attended.reshape(x.shape))
@@ -71,8 +83,9 @@ def forward(config: ModelConfig, params: Stacked, tokens: Array, length: Array) 
 
 def loss(config: ModelConfig, params: Stacked, batch: Batch) -> tuple[Array, Array]:
     """Weighted cross-entropy of the masked tokens, and each row's share of it [B]."""
-    logits = forward(config, params, batch.noisy, batch.length)
-    chosen = jnp.take_along_axis(logits, batch.clean[..., None], axis=-1)[..., 0]
+    target, window = jnp.asarray(batch.target), batch.target.shape[1]
+    logits = forward(config, params, batch.noisy, batch.start, batch.length, window)
+    chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
     nats = jax.nn.logsumexp(logits, axis=-1) - chosen
     rows = jnp.sum(nats * batch.weight, axis=-1)
     return jnp.sum(rows), rows

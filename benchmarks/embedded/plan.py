@@ -18,8 +18,11 @@ class Plan:
     early, late: task -> weight among the training rows before and after `switch`.
     mask_first, mask_full: until `mask_first` of the steps the masked share is drawn from [0.5, 1];
         the range then widens, to all of [0.02, 1] at `mask_full`.
-    long_from: from here on half of the steps use the long canvas, with response windows of 32 to
-        64 tokens; before, all use the short one.
+    short_canvas, middle_canvas, long_canvas: tokens of a row. Most fit the short one, the others
+        take the middle one. From `long_from` on, half of the calls use the long one for all, with
+        response windows of 32 to 64 tokens.
+    batch: rows a step on the short canvas; fewer on the others, for as many tokens.
+    block_masks: share of rows masked as in decoding block by block.
     """
 
     name: str
@@ -29,8 +32,9 @@ class Plan:
     layers: int = 4
     heads: int = 4
     mlp_width: int = 384
-    batch: int = 64
-    short_canvas: int = 52
+    batch: int = 48
+    short_canvas: int = 44
+    middle_canvas: int = 50
     long_canvas: int = 92
     learning_rate: float = 8e-3
     adam_rate: float = 2e-3
@@ -99,20 +103,22 @@ _EVEN = dict.fromkeys(TASKS, 1.0)
 _HARD = {
     "copy": 0.3,
     "reverse": 0.5,
-    "sort": 2.5,
-    "shuffle": 3.0,
-    "insert_index": 0.7,
-    "insert_random": 2.0,
-    "remove_index": 0.7,
+    "sort": 2.0,
+    "shuffle": 1.5,
+    "insert_index": 0.6,
+    "insert_random": 2.5,
+    "remove_index": 0.6,
     "remove_random": 2.0,
-    "replace_index": 0.7,
-    "replace_random": 2.0,
-    "latin": 3.0,
+    "replace_index": 0.6,
+    "replace_random": 2.5,
+    "latin": 1.5,
     "sudoku": 1.0,
-    "add": 1.0,
+    "add": 1.5,
 }
 
 PLANS = {
     "quick": Plan("quick", _QUICK, _QUICK),
-    "full": Plan("full", _EVEN | {"sort": 2.0, "latin": 2.0}, _HARD, layers=6),
+    "full": Plan(
+        "full", _EVEN | {"sort": 2.0}, _HARD, layers=5, mask_first=0.15, mask_full=0.35, switch=0.2
+    ),
 }
