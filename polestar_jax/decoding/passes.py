@@ -6,6 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from polestar_jax.attention import attend, attend_with_drift
 from polestar_jax.decoding.context import Context
@@ -51,7 +52,9 @@ def write_rows(cached: Array, rows: Array, start: Array | int, writable: Array |
         old = lax.dynamic_slice_in_dim(cached, start, new.shape[2], axis=2)
         new = jnp.where(writable[:, None, :, None], new, old)
     if new.shape == cached.shape:
-        return new
+        # Otherwise the compiler lets the cache take the layout of `rows` in the loop of full passes
+        # and copies every cache on the way in and out of that loop.
+        return with_layout_constraint(new, Layout((0, 1, 2, 3)))
     return lax.dynamic_update_slice_in_dim(cached, new, start, axis=2)
 
 
