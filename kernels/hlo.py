@@ -10,13 +10,16 @@ MOVING = ("copy", "copy-start", "slice", "dynamic-slice", "transpose", "concaten
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{\s*$")
 INSTRUCTION = re.compile(r"^\s+(ROOT )?%?[\w.-]+ = \(?(\w+)\[([\d,]*)\]\S*.*? ([a-z-]+)\(")
 FUSED = re.compile(r"\bfusion\(.*calls=%?([\w.-]+)")
+TUPLE_ROOT = re.compile(r"^\s+ROOT %?[\w.-]+ = .*? tuple\(([^)]*)\)", re.MULTILINE)
+NAME = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = ")
 
 
 @dataclasses.dataclass(frozen=True)
 class Move:
     """An instruction that only moves data. `written`: its result goes to memory.
 
-    Inside a fusion only the root is written; the rest is index arithmetic.
+    Inside a fusion only the root is written (all parts of it, if it is a tuple); the rest is index
+    arithmetic.
     """
 
     op: str
@@ -28,6 +31,7 @@ class Move:
 def moves(hlo: str) -> Iterator[Move]:
     """Every moving instruction of the module, those inside fusions included."""
     fused = set(FUSED.findall(hlo))
+    roots = {n.strip().lstrip("%") for root in TUPLE_ROOT.findall(hlo) for n in root.split(",")}
     inside = False
     for line in hlo.splitlines():
         if start := COMPUTATION.match(line):
@@ -35,7 +39,8 @@ def moves(hlo: str) -> Iterator[Move]:
         elif (found := INSTRUCTION.match(line)) and found[4] in MOVING:
             root, dtype, dims, op = found.groups()
             size = math.prod(int(d) for d in dims.split(",") if d)
-            written = bool(root) or not inside
+            name = NAME.match(line)
+            written = bool(root) or not inside or (name is not None and name[1] in roots)
             yield Move(op, f"{dtype}[{dims}]", math.ceil(size * bits(dtype) / 8), written)
 
 

@@ -33,6 +33,16 @@ def test_only_the_root_of_a_fusion_counts_as_written():
     ]
 
 
+def test_every_part_of_a_fusion_with_several_results_counts_as_written():
+    module = MODULE.replace(
+        "ROOT %r = bf16[2,64]{1,0} copy(%s)",
+        "%r = bf16[2,64]{1,0} copy(%s)\n  ROOT %t.9 = (bf16[2,64]{1,0}, bf16[2,128,64]{2,1,0}) "
+        "tuple(%r, %s)",
+    )
+    found = [m.op for m in moves(module) if m.written]
+    assert found == ["slice", "copy", "copy"]
+
+
 def test_custom_calls_are_counted_by_target():
     assert custom_calls(MODULE) == {"__gpu$xla.gpu.triton": 1}
 
