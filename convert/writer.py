@@ -177,7 +177,7 @@ def _disk_trouble(error: BaseException) -> str | None:
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno is not None:
-            return os.strerror(seen.errno)
+            return os.strerror(seen.errno) + (f" ({seen.filename})" if seen.filename else "")
         for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             if os.strerror(code) in str(seen):  # TensorStore reports errors as text
                 return os.strerror(code)

@@ -96,11 +96,11 @@ def load(path: str | Path, dtype: Any = None, *, chat: bool | None = None) -> Mo
     directory = locate(path)
     if (directory / MANIFEST).exists():
         return _load_converted(directory, wanted, chat)
-    if (directory / PARAMS).exists() or directory.suffix == ".partial":
+    if (directory / PARAMS).exists() and not (directory / "config.json").exists():
         raise PolestarError(f"{directory} was never finished: convert it again")
     checkpoint = open_checkpoint(directory, wanted)
-    flat = {n: jnp.asarray(checkpoint.read(n)) for n in parameter_shapes(checkpoint.config)}
     tokenizer = Tokenizer.load(directory, checkpoint.config, chat=chat)
+    flat = {n: jnp.asarray(checkpoint.read(n)) for n in parameter_shapes(checkpoint.config)}
     return Model(checkpoint.config, params_from_flat(checkpoint.config, flat), tokenizer)
 
 
@@ -126,9 +126,15 @@ def _load_converted(directory: Path, dtype: np.dtype | None, chat: bool | None) 
         )
     config = ModelConfig.from_dict(read_json(directory / MODEL_CONFIG))
     stored = resolve_dtype(manifest.get("dtype"))
-    flat = _restore(directory / PARAMS, config, dtype or stored)
     name = str(manifest.get("source", ""))
     tokenizer = Tokenizer.load(directory, config, name=name, chat=chat)
+    flat = _restore(directory / PARAMS, config, dtype or stored)
+    if dtype == np.float16 and stored != np.float16:
+        for name, value in flat.items():  # as the direct path says of the tensor
+            if bool(jnp.any(jnp.isinf(value))):
+                raise PolestarError(
+                    f"{name} holds values beyond the range of float16; use bfloat16 or float32"
+                )
     return Model(config, params_from_flat(config, flat), tokenizer)
 
 

@@ -76,6 +76,18 @@ def test_narrowing_at_loading_rounds_alike_converted_or_not(tmp_path):
         assert_same_parameters(load(out, dtype), load(directory, dtype))
 
 
+def test_float16_too_narrow_for_a_value_is_refused_converted_or_not(tmp_path):
+    tensors = checkpoints.random_tensors(RAW, ml_dtypes.bfloat16)
+    tensors["model.transformer.blocks.0.up_proj.weight"][0, 0] = 1e5
+    directory = checkpoints.write(tmp_path / "wide", RAW, [tensors])
+    for path, name in (
+        (directory, "model.transformer.blocks.0.up_proj.weight"),
+        (convert(directory, tmp_path / "out"), "layers.0.up"),
+    ):
+        with pytest.raises(PolestarError, match=f"{name} holds values beyond the range of float16"):
+            load(path, "float16")
+
+
 def test_the_parameters_are_an_ordinary_orbax_checkpoint(source, converted):
     import orbax.checkpoint as ocp
 
