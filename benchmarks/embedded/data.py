@@ -61,14 +61,14 @@ class Batches:
 
     def mask_range(self, step: int) -> tuple[float, float]:
         """Least and greatest masked share at this step."""
-        plan, done = self.plan, step / self.steps
-        widened = (done - plan.mask_first) / max(plan.mask_full - plan.mask_first, 1e-9)
+        plan = self.plan
+        widened = (step - plan.mask_first) / max(plan.mask_full - plan.mask_first, 1)
         return 0.5 - (0.5 - LEAST_SHARE) * min(max(widened, 0.0), 1.0), 1.0
 
     def rows(self, step: int, count: int) -> list[tuple[str, list[int], list[int]]]:
         """`count` rows that fit the step's canvas: task, tokens of the prompt and of the answer."""
         rng = random.Random(f"{self.seed} {step}")
-        early = step < self.plan.switch * self.steps
+        early = step < self.plan.switch
         weights = self.plan.early if early else self.plan.late
         canvas, short = self.canvas(step), self.plan.short_canvas
         long = canvas == self.plan.long_canvas

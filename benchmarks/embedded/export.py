@@ -56,6 +56,7 @@ def export(plan: Plan, params: Stacked, folder: Path) -> None:
             torch_tensors(params), str(temporary / "model.safetensors"), metadata={"format": "pt"}
         )
         for path in sorted(temporary.iterdir()):
+            path.chmod(0o644)
             path.replace(folder / path.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -13,11 +13,15 @@ MAX_LENGTH = 512  # prompt and generation together
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A training run. Fractions are of its steps.
+    """A training run of any number of steps.
 
-    early, late: task -> weight among the training rows before and after `switch`.
-    mask_first, mask_full: until `mask_first` of the steps the masked share is drawn from [0.5, 1];
-        the range then widens, to all of [0.02, 1] at `mask_full`.
+    What happens before the learning rate falls is counted in steps, so that two runs of different
+    length agree up to there; `decay` and `long_from` are fractions of the run.
+
+    early, late: task -> weight among the training rows before and from step `switch`.
+    mask_first, mask_full: until step `mask_first` the masked share is drawn from [0.5, 1]; the
+        range then widens, to all of [0.02, 1] at step `mask_full`.
+    warm_up: steps. decay: the last part of the run, in which the rates fall along a cosine.
     short_canvas, middle_canvas, long_canvas: tokens of a row. Most fit the short one, the others
         take the middle one. From `long_from` on, half of the calls use the long one for all, with
         response windows of 32 to 64 tokens.
@@ -39,13 +43,13 @@ class Plan:
     learning_rate: float = 8e-3
     adam_rate: float = 2e-3
     last_rate: float = 2e-5
-    warm_up: float = 0.02
+    warm_up: int = 12
     decay: float = 0.45
     weight_decay: float = 0.05
     clip: float = 1.0
-    mask_first: float = 0.25
-    mask_full: float = 0.5
-    switch: float = 0.3
+    mask_first: int = 150
+    mask_full: int = 300
+    switch: int = 200
     long_from: float = 0.7
     block_masks: float = 0.2
     steps_per_call: int = 10
@@ -119,6 +123,14 @@ _HARD = {
 PLANS = {
     "quick": Plan("quick", _QUICK, _QUICK),
     "full": Plan(
-        "full", _EVEN | {"sort": 2.0}, _HARD, layers=5, mask_first=0.15, mask_full=0.35, switch=0.2
+        "full",
+        _EVEN | {"sort": 2.0},
+        _HARD,
+        layers=5,
+        warm_up=60,
+        decay=0.4,
+        mask_first=400,
+        mask_full=900,
+        switch=600,
     ),
 }

@@ -95,7 +95,7 @@ def test_batch_hides_response_tokens_only_and_weighs_exactly_these(step, tokeniz
 
 def test_expected_weight_of_a_response_token_is_one():
     """The loss is then an unbiased estimate of the likelihood bound, whatever t."""
-    plan = dataclasses.replace(TINY, batch=64, mask_first=0.0, mask_full=0.01)
+    plan = dataclasses.replace(TINY, batch=64, mask_first=0, mask_full=1)
     batches = Batches(plan, 2, 1000)
     mean = np.mean([batches(step).weight.sum() for step in range(30, 60)])
     assert abs(mean - 1.0) < 0.05
@@ -104,7 +104,7 @@ def test_expected_weight_of_a_response_token_is_one():
 def test_masked_shares_are_high_at_first_and_then_everything():
     batches = Batches(TINY, 0, 1000)
     assert batches.mask_range(0) == (0.5, 1.0)
-    assert batches.mask_range(int(1000 * TINY.mask_first)) == (0.5, 1.0)
+    assert batches.mask_range(TINY.mask_first) == (0.5, 1.0)
     assert batches.mask_range(999) == (pytest.approx(0.02), 1.0)
 
 
