@@ -10,7 +10,8 @@ FLOATS = ("float32", "bfloat16", "float16")
 def rotary_tables(positions: Array, head_dim: int, theta: float) -> tuple[Array, Array]:
     """Cosines and sines, float32 [..., D/2], of int32 positions [...]; angle p * theta^(-2i/D)."""
     exponent = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-    angle = positions.astype(jnp.float32)[..., None] * (1.0 / theta**exponent)
+    frequencies = (1.0 / theta**exponent).reshape(*(1,) * positions.ndim, -1)
+    angle = positions.astype(jnp.float32)[..., None] * frequencies
     return jnp.cos(angle), jnp.sin(angle)
 
 

@@ -129,7 +129,7 @@ def _merge(
         normaliser, weights = parts[0], jnp.ones_like(parts)
     else:
         normaliser = jax.nn.logsumexp(parts, axis=0)
-        weights = jnp.exp(parts - normaliser)
+        weights = jnp.exp(parts - normaliser[None])
     result = {"normaliser": normaliser}
     if "scores" in got:
         result["scores"] = got["scores"]

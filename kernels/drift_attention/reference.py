@@ -23,9 +23,9 @@ def drift_attention(
     """Attended [B, R, H * D], scores [B, H, R, T], normaliser and KL [B, H, R]."""
     t, d = k.shape[2:]
     q = rotate_queries(q, positions, theta)
-    cos, sin = rotary_tables(jnp.arange(t) - pad[:, None], d, theta)
+    cos, sin = rotary_tables(jnp.arange(t)[None, :] - pad[:, None], d, theta)
     k = rotate(k, (cos[:, None], sin[:, None]))
-    scores = scaled_scores(q, k, jnp.arange(t) >= pad[:, None])
+    scores = scaled_scores(q, k, jnp.arange(t)[None, :] >= pad[:, None])
     probs, normaliser = normalise(scores)
     kl = None
     if previous is not None:

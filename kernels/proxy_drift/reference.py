@@ -17,7 +17,7 @@ def proxy_drift(
     scores_dtype: Any,
 ) -> tuple[Array, Array, Array | None]:
     """Scores [B, H, K, T], normaliser and KL [B, H, K]."""
-    scores = scaled_scores(q, k, jnp.arange(k.shape[2]) >= pad[:, None])
+    scores = scaled_scores(q, k, jnp.arange(k.shape[2])[None, :] >= pad[:, None])
     _, normaliser = normalise(scores)
     kl = None
     if previous is not None:

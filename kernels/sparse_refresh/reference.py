@@ -11,7 +11,7 @@ QUERY_TILE = 256  # rows whose scores exist at once
 
 def gather(sources: tuple[Array, ...], rows: Array, count: Array) -> tuple[Array, ...]:
     """Rows of each source [B, Hk, T, D] -> [B, R, Hk, D], zeros from count[b] on."""
-    present = (jnp.arange(rows.shape[1]) < count[:, None])[:, :, None, None]
+    present = (jnp.arange(rows.shape[1])[None, :] < count[:, None])[:, :, None, None]
     index = jnp.where(present[:, :, 0, 0], rows, 0)[:, None, :, None]
 
     def one(source: Array) -> Array:
@@ -29,7 +29,7 @@ def scatter(
 
     def one(target: Array, value: Array) -> Array:
         # Rows that do not exist are sent outside, where the update is dropped.
-        present = jnp.arange(rows.shape[1]) < count[:, None]
+        present = jnp.arange(rows.shape[1])[None, :] < count[:, None]
         index = jnp.where(present, rows, target.shape[2])
         return target.at[batch, :, index].set(value, mode="drop", unique_indices=False)
 
@@ -50,9 +50,9 @@ def attend_rows(
     b, r, h, d = q.shape
     t = k.shape[2]
     q = rotate_queries(q, positions, theta)
-    cos, sin = rotary_tables(jnp.arange(t) - pad[:, None], d, theta)
+    cos, sin = rotary_tables(jnp.arange(t)[None, :] - pad[:, None], d, theta)
     k = rotate(k, (cos[:, None], sin[:, None]))
-    mask = jnp.arange(t) >= pad[:, None]
+    mask = jnp.arange(t)[None, :] >= pad[:, None]
 
     def attended(tile: Array) -> Array:
         return weighted_values(normalise(scaled_scores(tile, k, mask))[0], v)
@@ -67,5 +67,5 @@ def attend_rows(
         out = out[:, :r]
     if count is None:
         return out
-    present = (jnp.arange(r) < count[:, None])[:, :, None]
+    present = (jnp.arange(r)[None, :] < count[:, None])[:, :, None]
     return jnp.where(present, out, jnp.zeros((), out.dtype))
