@@ -28,8 +28,8 @@ from polestar_jax.decoding import loop
 from polestar_jax.decoding.cache.clusters import centroid_queries
 from polestar_jax.decoding.context import Context
 from polestar_jax.decoding.decode import context_of, start_program
+from polestar_jax.decoding.ops import proxy_attention
 from polestar_jax.drift.clustering import kmeans, split_clusters, strided_rows
-from polestar_jax.drift.proxy import proxy_drift
 from polestar_jax.model import params_from_flat, random_flat
 
 BLOCK = 32
@@ -163,9 +163,7 @@ class Bench:
             total = jnp.zeros(())
             for layer, (own, cached) in enumerate(zip(state.cache.clusters, state.cache.layers)):
                 q = ctx.model.query(layer, centroid_queries(ctx, layer, own.centroids))
-                scores, _, drift = proxy_drift(
-                    q, cached.raw, ctx.key_mask, own.scores, own.normaliser
-                )
+                scores, _, drift = proxy_attention(ctx, q, cached, (own.scores, own.normaliser))
                 total += jnp.sum(drift) + jnp.sum(scores)
             return total
 

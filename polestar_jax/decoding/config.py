@@ -10,6 +10,7 @@ from polestar_jax.decoding.cache.none import NoCache
 from polestar_jax.decoding.commit.base import CommitPolicy
 from polestar_jax.decoding.commit.threshold import ThresholdCommit
 from polestar_jax.errors import PolestarError
+from polestar_jax.kernels.dispatch import IMPLEMENTATIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,9 @@ class DecodeConfig:
             the authors' release does (parity tests only); ignored by models without shift.
         prompt_bucket: prompts are left-padded to a multiple of this many tokens; None chooses
             64, 128, 256, 512 and then multiples of 512, so that few programs are compiled.
+        implementation: of the hot operations: "pallas" kernels (NVIDIA GPUs), "xla" for plain JAX,
+            "interpret" for the kernels in Pallas's interpreter (tests), None for the kernels
+            where the program is meant for a CUDA device and plain JAX elsewhere.
         allow_empty_prompt: accept prompts of no tokens (unconditional generation).
     """
 
@@ -46,6 +50,7 @@ class DecodeConfig:
     suppress_eot: bool = False
     dream_shift: str = "exact"
     prompt_bucket: int | None = None
+    implementation: str | None = None
     allow_empty_prompt: bool = False
 
     def __post_init__(self) -> None:
@@ -60,6 +65,8 @@ class DecodeConfig:
         check_number("temperature", self.temperature, 0.0, math.inf)
         check_choice("remasking", self.remasking, ("low_confidence", "random"))
         check_choice("dream_shift", self.dream_shift, ("exact", "in_block"))
+        if self.implementation is not None:
+            check_choice("implementation", self.implementation, IMPLEMENTATIONS)
         if self.prompt_bucket is not None:
             check_integer("prompt_bucket", self.prompt_bucket, 1)
         for name, kind in (("cache", CachePolicy), ("commit", CommitPolicy)):

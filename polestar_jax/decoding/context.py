@@ -1,12 +1,14 @@
 """What stays the same during one generation: model, settings, lengths, positions."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from polestar_jax.config import ModelConfig
+from polestar_jax.kernels.dispatch import target_platform
+from polestar_jax.kernels.layout import FLOATS, MAX_HEAD_DIM
 from polestar_jax.model import Transformer
 from polestar_jax.rope import rope_tables
 
@@ -14,12 +16,21 @@ if TYPE_CHECKING:
     from polestar_jax.decoding.config import DecodeConfig
 
 
+class Rope(NamedTuple):
+    """Rotary tables float32 [B, R, D/2] of some rows, and their positions int32 [B, R]."""
+
+    cos: Array
+    sin: Array
+    positions: Array
+
+
 @dataclasses.dataclass(frozen=True)
 class Context:
     """Built once per trace. Symbols as in `DecodeState`.
 
     Attributes:
-        cos, sin: float32 [B, T, D/2], rotary tables at each row's own positions.
+        tables: rotary tables of all T rows at each row's own positions.
+        kernels: whether the hot operations run as Pallas kernels.
         key_mask: bool [B, T], False at left pads.
     """
 
@@ -27,9 +38,9 @@ class Context:
     config: "DecodeConfig"
     total: int
     pad: Array
-    cos: Array
-    sin: Array
+    tables: Rope
     key_mask: Array
+    kernels: bool
 
     @property
     def model_config(self) -> ModelConfig:
@@ -65,9 +76,16 @@ class Context:
         """x [B, T, ...] -> [B, rows, ...] from row `start`."""
         return lax.dynamic_slice_in_dim(x, start, rows, axis=1)
 
-    def rope(self, start: Array | int, rows: int) -> tuple[Array, Array]:
-        """Rotary tables of `rows` rows from `start`: [B, rows, D/2] each."""
-        return self.rows_of(self.cos, start, rows), self.rows_of(self.sin, start, rows)
+    def rope(self, start: Array | int, rows: int) -> Rope:
+        """Tables and positions of `rows` rows from `start`."""
+        return Rope(*(self.rows_of(a, start, rows) for a in self.tables))
+
+    @property
+    def implementation(self) -> str:
+        """Which implementation of the ops this program holds."""
+        if not self.kernels:
+            return "xla"
+        return self.config.implementation or "pallas"
 
 
 def make_context(model: Transformer, config: "DecodeConfig", total: int, pad: Array) -> Context:
@@ -76,4 +94,20 @@ def make_context(model: Transformer, config: "DecodeConfig", total: int, pad: Ar
     positions = jnp.maximum(rows[None, :] - pad[:, None], 0)
     c = model.config
     cos, sin = rope_tables(positions, c.head_dim, c.rope_theta)
-    return Context(model, config, total, pad, cos, sin, rows[None, :] >= pad[:, None])
+    return Context(
+        model=model,
+        config=config,
+        total=total,
+        pad=pad,
+        tables=Rope(cos, sin, positions),
+        key_mask=rows[None, :] >= pad[:, None],
+        kernels=kernels_wanted(config.implementation, c, model.dtype),
+    )
+
+
+def kernels_wanted(implementation: str | None, config: ModelConfig, dtype: jnp.dtype) -> bool:
+    """Whether a program traced now runs the kernels; None: on CUDA targets that fit them."""
+    if implementation is None:
+        fits = config.head_dim <= MAX_HEAD_DIM and str(dtype) in FLOATS
+        return fits and target_platform() in ("gpu", "cuda")
+    return implementation in ("pallas", "interpret")

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from polestar_jax.attention import attend, attend_with_drift
-from polestar_jax.decoding.context import Context
+from polestar_jax.decoding.context import Context, Rope
+from polestar_jax.decoding.ops import attend_cached, attend_measured
 from polestar_jax.decoding.state import AttentionMemory, LayerCache
 from polestar_jax.rope import apply_rope
 
@@ -33,7 +33,7 @@ class RowsResult:
 
 
 def empty_layers(ctx: Context, raw: bool = False) -> tuple[LayerCache, ...]:
-    """Zeroed caches for every layer; `raw` also keeps the keys before rotation."""
+    """Zeroed caches for every layer; `raw` asks for the keys before rotation too."""
     c, dtype = ctx.model_config, ctx.model.dtype
     shape = (ctx.batch, c.num_kv_heads, ctx.total, c.head_dim)
 
@@ -41,7 +41,12 @@ def empty_layers(ctx: Context, raw: bool = False) -> tuple[LayerCache, ...]:
         return jnp.zeros(shape, dtype)
 
     return tuple(
-        LayerCache(k=zeros(), v=zeros(), raw=zeros() if raw else None) for _ in range(c.num_layers)
+        LayerCache(
+            k=None if ctx.kernels else zeros(),
+            v=zeros(),
+            raw=zeros() if raw or ctx.kernels else None,
+        )
+        for _ in range(c.num_layers)
     )
 
 
@@ -58,12 +63,10 @@ def write_rows(cached: Array, rows: Array, start: Array | int, writable: Array |
     return lax.dynamic_update_slice_in_dim(cached, new, start, axis=2)
 
 
-def project_kv(
-    ctx: Context, layer: int, normed: Array, cos: Array, sin: Array
-) -> tuple[Array, Array, Array]:
+def project_kv(ctx: Context, layer: int, normed: Array, rope: Rope) -> tuple[Array, Array, Array]:
     """Rotated keys, values and un-rotated keys [B, R, Hk, D] of normed rows [B, R, M]."""
     raw, v = ctx.model.key_value(layer, normed)
-    return apply_rope(raw, cos, sin), v, raw
+    return apply_rope(raw, rope.cos, rope.sin), v, raw
 
 
 def update_layer(
@@ -71,7 +74,7 @@ def update_layer(
 ) -> LayerCache:
     """The cache with fresh rows written at `start`."""
     return LayerCache(
-        k=write_rows(cache.k, k, start, writable),
+        k=None if cache.k is None else write_rows(cache.k, k, start, writable),
         v=write_rows(cache.v, v, start, writable),
         raw=None if cache.raw is None else write_rows(cache.raw, raw, start, writable),
     )
@@ -106,15 +109,15 @@ def run_rows(
         on_input: called with (layer, hidden input [B, rows, M], updated cache) of every layer.
     """
     model = ctx.model
-    cos, sin = ctx.rope(start, rows)
+    rope = ctx.rope(start, rows)
     x = model.embed_tokens(ctx.rows_of(tokens, start, rows))
     last = ctx.model_config.num_layers - 1
     updated = []
     for layer in range(last + 1):
         normed = model.normed(layer, "attn_norm", x)
-        k, v, raw = project_kv(ctx, layer, normed, cos, sin)
+        k, v, raw = project_kv(ctx, layer, normed, rope)
         if layers is None:
-            cache = LayerCache(k=k.transpose(0, 2, 1, 3), v=v.transpose(0, 2, 1, 3))
+            cache = LayerCache(*(a.transpose(0, 2, 1, 3) for a in (k, v, raw)))
         else:
             cache = lax.optimization_barrier(
                 update_layer(layers[layer], k, v, raw, start, writable)
@@ -123,8 +126,7 @@ def run_rows(
         if on_input is not None:
             on_input(layer, x, cache)
         if layer < last:
-            q = apply_rope(model.query(layer, normed), cos, sin)
-            attended = attend(q, cache.k, cache.v, ctx.key_mask)
+            attended = attend_cached(ctx, model.query(layer, normed), rope, cache)
             x = model.finish(layer, x, attended)
     hidden, fresh, drift = last_layer(
         ctx, x, normed, cache, start, block_start, memory, want_memory, exact
@@ -148,27 +150,29 @@ def last_layer(
     x and normed [B, R, M] are the pass's rows from `start`.
     """
     model, layer = ctx.model, ctx.model_config.num_layers - 1
-    cos, sin = ctx.rope(start, x.shape[1])
-    x, normed, cos, sin = (
-        predicting_rows(ctx, rows, start, block_start, exact) for rows in (x, normed, cos, sin)
+    x, normed, *rope = (
+        predicting_rows(ctx, rows, start, block_start, exact)
+        for rows in (x, normed, *ctx.rope(start, x.shape[1]))
     )
-    q = apply_rope(model.query(layer, normed), cos, sin)
-    attended, fresh, drift = attend_last(ctx, q, cache, memory, want_memory)
+    q = model.query(layer, normed)
+    attended, fresh, drift = attend_last(ctx, q, Rope(*rope), cache, memory, want_memory)
     return model.finish(layer, x, attended), fresh, drift
 
 
 def attend_last(
-    ctx: Context, q: Array, cache: LayerCache, memory: AttentionMemory | None, want_memory: bool
+    ctx: Context,
+    q: Array,
+    rope: Rope,
+    cache: LayerCache,
+    memory: AttentionMemory | None,
+    want_memory: bool,
 ) -> tuple[Array, AttentionMemory | None, Array | None]:
     """Attention of the last layer's block rows, with its memory and drift where asked for."""
     if memory is None and not want_memory:
-        return attend(q, cache.k, cache.v, ctx.key_mask), None, None
+        return attend_cached(ctx, q, rope, cache), None, None
     if memory is None:
         memory = empty_memory(ctx)
-    attended, scores, normaliser, drift = attend_with_drift(
-        q, cache.k, cache.v, ctx.key_mask, memory.scores, memory.normaliser
-    )
-    return attended, AttentionMemory(scores, normaliser), drift
+    return attend_measured(ctx, q, rope, cache, memory)
 
 
 def empty_memory(ctx: Context) -> AttentionMemory:

@@ -17,9 +17,12 @@ PASS_KINDS = ("full", "windowed", "cached", "refresh")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LayerCache:
-    """Keys and values of one layer, [B, Hk, T, D]; `raw` are the keys before rotation, if kept."""
+    """Rotated keys `k`, values and keys before rotation `raw` of one layer, [B, Hk, T, D].
 
-    k: Array
+    `k` or `raw` is None where the program has no use for it.
+    """
+
+    k: Array | None
     v: Array
     raw: Array | None = None
 

@@ -30,14 +30,14 @@ def rows_of_clusters(labels: Array, chosen: Array) -> Array:
     return jnp.any(hit, axis=-1)
 
 
-def compact(selected: Array, capacity: int) -> tuple[Array, Array]:
-    """Selected rows as a list: window index int32 [B, capacity] and whether the slot is used.
+def compact(selected: Array, capacity: int) -> Array:
+    """Selected rows (bool [B, W]) as a list of window indices in order, int32 [B, capacity].
 
     Unused slots repeat index 0. The caller makes sure that `capacity` suffices.
     """
     slot = jnp.where(selected, jnp.cumsum(selected, axis=-1) - 1, -1)
     at = slot[:, None, :] == jnp.arange(capacity)[None, :, None]
-    return jnp.argmax(at, axis=-1).astype(jnp.int32), jnp.any(at, axis=-1)
+    return jnp.argmax(at, axis=-1).astype(jnp.int32)
 
 
 def spread(selected: Array, rows: Array) -> Array:

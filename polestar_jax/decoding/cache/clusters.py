@@ -7,14 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from polestar_jax.attention import attend
 from polestar_jax.decoding.context import Context
+from polestar_jax.decoding.ops import attend_cached, proxy_attention
 from polestar_jax.decoding.predict import predict
 from polestar_jax.decoding.state import DecodeState, LayerCache
 from polestar_jax.drift.clustering import kmeans, random_rows, split_clusters, strided_rows
-from polestar_jax.drift.proxy import proxy_scores
 from polestar_jax.drift.window import Window
-from polestar_jax.rope import apply_rope
 
 if TYPE_CHECKING:
     from polestar_jax.decoding.cache.polestar import PolestarCache
@@ -110,8 +108,7 @@ def open_clusters(
         initial = random_rows(parts, window, layer_keys)
     labels, centroids, counts = kmeans(hidden, parts, initial, policy.kmeans_iters)
     queries = ctx.model.query(layer, centroid_queries(ctx, layer, centroids))
-    assert cache.raw is not None
-    scores, normaliser = proxy_scores(queries, cache.raw, ctx.key_mask)
+    scores, normaliser, _ = proxy_attention(ctx, queries, cache, None)
     return LayerClusters(
         hidden=hidden,
         labels=labels,
@@ -133,8 +130,9 @@ def window_uncertainty(
     """
     layer, shift = ctx.model_config.num_layers - 1, int(ctx.model_config.shift_logits)
     normed = ctx.model.normed(layer, "attn_norm", hidden)
-    q = apply_rope(ctx.model.query(layer, normed), *ctx.rope(window.start, window.width))
-    out = ctx.model.finish(layer, hidden, attend(q, cache.k, cache.v, ctx.key_mask))
+    rope = ctx.rope(window.start, window.width)
+    attended = attend_cached(ctx, ctx.model.query(layer, normed), rope, cache)
+    out = ctx.model.finish(layer, hidden, attended)
     positions = jnp.maximum(window.rows + shift - ctx.prompt, 0)
     positions = jnp.broadcast_to(positions, (ctx.batch, window.width))
     prediction = predict(ctx.model, ctx.config, out, state.keys, state.nfe, positions)

@@ -8,35 +8,45 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from polestar_jax.attention import attend
 from polestar_jax.decoding.cache.base import SuffixPrediction, block_positions
 from polestar_jax.decoding.cache.clusters import LayerClusters
-from polestar_jax.decoding.context import Context
-from polestar_jax.decoding.passes import predicting_rows, project_kv
+from polestar_jax.decoding.context import Context, Rope
+from polestar_jax.decoding.ops import attend_cached, gather_hidden, scatter_rows
+from polestar_jax.decoding.passes import predicting_rows, project_kv, update_layer
 from polestar_jax.decoding.predict import Prediction, predict
 from polestar_jax.decoding.state import DecodeState, LayerCache
 from polestar_jax.drift.selection import compact, spread
 from polestar_jax.drift.window import Window
-from polestar_jax.rope import apply_rope
 
 if TYPE_CHECKING:
     from polestar_jax.decoding.cache.polestar import PolestarCache
-
-Rope = tuple[Array, ...]  # cosines and sines of the rows at hand
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Packet:
-    """Rows of a layer's input that changed, in window coordinates.
+    """Rows of a layer's input that changed; S slots, of which the first `count` are used.
 
-    changed bool [B, W]; hidden [B, W, M] and `kv` (keys, values, raw keys [B, W, Hk, D]) mean
-    something where changed.
+    Attributes:
+        changed: bool [B, W], in window coordinates.
+        index: int32 [B, S], the window row in each slot.
+        hidden: [B, S, M], the layer's new input there.
+        kv: rotated keys, values and raw keys there, [B, S, Hk, D] each.
     """
 
     changed: Array
+    index: Array
     hidden: Array
-    kv: tuple[Array, Array, Array]
+    kv: tuple[Array, ...]
+
+    @property
+    def count(self) -> Array:
+        """int32 [B]."""
+        return jnp.sum(self.changed, axis=-1, dtype=jnp.int32)
+
+    def dense(self, rows: Array) -> Array:
+        """Slots [B, S, ...] at their window rows, [B, W, ...]; defined where `changed`."""
+        return spread(self.changed, rows)
 
 
 def last_rows(ctx: Context, x: Array, start: Array, block_start: Array) -> Array:
@@ -55,6 +65,16 @@ def predicts_next(ctx: Context) -> bool:
     return shifted and ctx.config.commit.suffix_threshold is not None
 
 
+def write_packet(ctx: Context, cache: LayerCache, packet: Packet, start: Array) -> LayerCache:
+    """The cache with the packet's keys and values at its rows, `start` + window index."""
+    if ctx.kernels:
+        _, v, raw = packet.kv
+        return scatter_rows(ctx, cache, raw, v, packet.index + start, packet.count)
+    # One contiguous window is read, patched and written: cheaper than a scatter on a CPU.
+    k, v, raw = (packet.dense(a) for a in packet.kv)
+    return update_layer(cache, k, v, raw, start, packet.changed)
+
+
 def with_selected(
     ctx: Context,
     layer: int,
@@ -64,35 +84,39 @@ def with_selected(
     cached: LayerCache,
     window: Window,
     index: Array,
-) -> tuple[Array, Array, Array]:
+    count: Array,
+) -> tuple[Array, Rope]:
     """Finish a layer for the pass's rows and the selected ones at once.
 
     x [B, R, M] and attended [B, R, H * D] are the pass's rows; index int32 [B, S] the selected
-    window rows. Returns outputs [B, R + S, M] and the selected rows' rotary tables.
+    window rows, of which the first count [B] exist. Returns outputs [B, R + S, M] and the
+    selected rows' rotary tables.
     """
     model = ctx.model
-    rows = jnp.take_along_axis(clusters.hidden, index[..., None], axis=1)
-    cos, sin = (
-        jnp.take_along_axis(a, index[..., None], axis=1)
-        for a in ctx.rope(window.start, window.width)
-    )
-    q = apply_rope(model.query(layer, model.normed(layer, "attn_norm", rows)), cos, sin)
-    selected = attend(q, cached.k, cached.v, ctx.key_mask)
+    rows = gather_hidden(ctx, clusters.hidden, index, count)
+    rope = Rope(*(rows_at(a, index) for a in ctx.rope(window.start, window.width)))
+    q = model.query(layer, model.normed(layer, "attn_norm", rows))
+    selected = attend_cached(ctx, q, rope, cached, count)
     out = model.finish(
         layer,
         jnp.concatenate([x, rows], axis=1),
         jnp.concatenate([attended, selected], axis=1),
     )
-    return out, cos, sin
+    return out, rope
+
+
+def rows_at(x: Array, index: Array) -> Array:
+    """x [B, W, ...] at index int32 [B, S]: [B, S, ...]."""
+    return jnp.take_along_axis(x, index.reshape(*index.shape, *([1] * (x.ndim - 2))), axis=1)
 
 
 def switch_rows(
-    counts: tuple[int, ...], selected: Array, branch: Callable[[Array], tuple]
+    counts: tuple[int, ...], selected: Array, branch: Callable[[Array, Array], tuple]
 ) -> tuple:
-    """Run `branch(index [B, S])` with the smallest compiled row count S that holds all rows."""
-    most = jnp.max(jnp.sum(selected, axis=-1))
-    which = jnp.searchsorted(jnp.asarray(counts), most)
-    return lax.switch(which, [lambda c=c: branch(compact(selected, c)[0]) for c in counts])
+    """Run `branch(index [B, S], count [B])` with the smallest compiled S that holds all rows."""
+    count = jnp.sum(selected, axis=-1, dtype=jnp.int32)
+    which = jnp.searchsorted(jnp.asarray(counts), jnp.max(count))
+    return lax.switch(which, [lambda c=c: branch(compact(selected, c), count) for c in counts])
 
 
 def recompute(
@@ -112,18 +136,22 @@ def recompute(
     Returns the pass's rows [B, R, M] for the next layer, their keys, values and raw keys there,
     and the packet of selected rows.
     """
-    rows = x.shape[1]
+    rows, counts = x.shape[1], policy.row_counts(ctx)
 
-    def branch(index: Array) -> tuple:
-        out, cos, sin = with_selected(ctx, layer, x, attended, clusters, cached, window, index)
-        cos, sin = (jnp.concatenate(pair, axis=1) for pair in zip(rope, (cos, sin)))
-        fresh = project_kv(ctx, layer + 1, ctx.model.normed(layer + 1, "attn_norm", out), cos, sin)
-        changed, *changed_kv = (spread(selected, a[:, rows:]) for a in (out, *fresh))
-        own_kv = tuple(a[:, :rows] for a in fresh)
-        return out[:, :rows], own_kv, changed, tuple(changed_kv)
+    def branch(index: Array, count: Array) -> tuple:
+        out, own = with_selected(ctx, layer, x, attended, clusters, cached, window, index, count)
+        both = Rope(*(jnp.concatenate(pair, axis=1) for pair in zip(rope, own)))
+        fresh = project_kv(ctx, layer + 1, ctx.model.normed(layer + 1, "attn_norm", out), both)
+        # Every branch hands on as many slots as the largest.
+        slots = tuple(_pad_rows(a[:, rows:], counts[-1]) for a in (out, *fresh))
+        return out[:, :rows], tuple(a[:, :rows] for a in fresh), slots
 
-    x, kv, changed, changed_kv = switch_rows(policy.row_counts(ctx), selected, branch)
-    return x, kv, Packet(selected, changed, changed_kv)
+    x, kv, (hidden, *slots) = switch_rows(counts, selected, branch)
+    return x, kv, Packet(selected, compact(selected, counts[-1]), hidden, tuple(slots))
+
+
+def _pad_rows(x: Array, rows: int) -> Array:
+    return jnp.pad(x, ((0, 0), (0, rows - x.shape[1]), *([(0, 0)] * (x.ndim - 2))))
 
 
 def last_predictions(
@@ -155,8 +183,8 @@ def last_predictions(
     if predicts_next(ctx):
         own = jnp.concatenate([own, jnp.full((ctx.batch, 1), end)], axis=1)
 
-    def branch(index: Array) -> tuple:
-        out, _, _ = with_selected(ctx, layer, x, attended, clusters, cached, window, index)
+    def branch(index: Array, count: Array) -> tuple:
+        out, _ = with_selected(ctx, layer, x, attended, clusters, cached, window, index, count)
         positions = jnp.maximum(window.rows[index] + shift - ctx.prompt, 0)
         both = read(out, jnp.concatenate([own, positions], axis=1))
         rows = x.shape[1]

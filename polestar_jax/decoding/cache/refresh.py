@@ -14,18 +14,19 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from polestar_jax.attention import attend
 from polestar_jax.decoding.cache.base import PassOutput, SuffixPrediction
 from polestar_jax.decoding.cache.clusters import LayerClusters, PolestarState, centroid_queries
 from polestar_jax.decoding.cache.recompute import (
     Packet,
-    Rope,
     last_predictions,
     last_rows,
     recompute,
+    rows_at,
+    write_packet,
 )
 from polestar_jax.decoding.commit.base import keep_inactive
-from polestar_jax.decoding.context import Context
+from polestar_jax.decoding.context import Context, Rope
+from polestar_jax.decoding.ops import attend_cached, proxy_attention
 from polestar_jax.decoding.passes import (
     attend_last,
     project_kv,
@@ -33,10 +34,8 @@ from polestar_jax.decoding.passes import (
 )
 from polestar_jax.decoding.state import PASS_KINDS, AttentionMemory, DecodeState, LayerCache
 from polestar_jax.drift.clustering import move_centroids, split_clusters, unit
-from polestar_jax.drift.proxy import proxy_drift
-from polestar_jax.drift.selection import rank_clusters, rows_of_clusters
+from polestar_jax.drift.selection import compact, rank_clusters, rows_of_clusters
 from polestar_jax.drift.window import Window
-from polestar_jax.rope import apply_rope
 
 if TYPE_CHECKING:
     from polestar_jax.decoding.cache.polestar import PolestarCache
@@ -148,11 +147,12 @@ def cluster_score(
 
 def apply_packet(clusters: LayerClusters, packet: Packet) -> LayerClusters:
     """Hidden inputs and centroids after the packet's rows changed."""
+    new = packet.dense(packet.hidden)
     centroids = move_centroids(
         clusters.centroids, clusters.counts, clusters.labels,
-        packet.changed, packet.hidden, clusters.hidden,
+        packet.changed, new, clusters.hidden,
     )  # fmt: skip
-    hidden = jnp.where(packet.changed[..., None], packet.hidden, clusters.hidden)
+    hidden = jnp.where(packet.changed[..., None], new, clusters.hidden)
     return dataclasses.replace(clusters, hidden=hidden, centroids=centroids)
 
 
@@ -163,10 +163,12 @@ def suffix_packet(
     tokens = ctx.rows_of(state.tokens, window.start, window.width)
     changed = (tokens != state.cache.embedded) & window.members & trigger[:, None]
     hidden = ctx.model.embed_tokens(tokens)
-    cos, sin = ctx.rope(window.start, window.width)
-    kv = project_kv(ctx, 0, ctx.model.normed(0, "attn_norm", hidden), cos, sin)
+    rope = ctx.rope(window.start, window.width)
+    kv = project_kv(ctx, 0, ctx.model.normed(0, "attn_norm", hidden), rope)
     embedded = jnp.where(changed, tokens, state.cache.embedded)
-    return Packet(changed, hidden, kv), embedded
+    index = compact(changed, window.width)
+    hidden, *slots = (rows_at(a, index) for a in (hidden, *kv))
+    return Packet(changed, index, hidden, tuple(slots)), embedded
 
 
 def refresh_pass(
@@ -189,7 +191,7 @@ def refresh_pass(
     writable = jnp.broadcast_to(active[:, None], (ctx.batch, rows))
     rope: Rope = ctx.rope(start, rows)
     x = model.embed_tokens(ctx.rows_of(state.tokens, start, rows))
-    kv = project_kv(ctx, 0, model.normed(0, "attn_norm", x), *rope)
+    kv = project_kv(ctx, 0, model.normed(0, "attn_norm", x), rope)
     packet: Packet | None = None
     embedded = cache.embedded
     if policy.reembed_suffix_commits:
@@ -199,13 +201,13 @@ def refresh_pass(
         own, cached = cache.clusters[layer], cache.layers[layer]
         if packet is not None:
             own = apply_packet(own, packet)
-            cached = update_layer(cached, *packet.kv, window.start, packet.changed)
+            cached = write_packet(ctx, cached, packet, window.start)
         cached = update_layer(cached, *kv, start, writable)
         if layer == last:
             block_start = ctx.block_start(state.block)
             x = last_rows(ctx, x, start, block_start)
-            rope = tuple(last_rows(ctx, a, start, block_start) for a in rope)
-        q, proxy = block_and_proxy_queries(ctx, layer, x, own.centroids, rope)
+            rope = Rope(*(last_rows(ctx, a, start, block_start) for a in rope))
+        q, proxy = block_and_proxy_queries(ctx, layer, x, own.centroids)
         own, selection = select_rows(ctx, choose, layer, proxy, own, cached, trigger)
         if layer == 0 and packet is not None:
             selection = dataclasses.replace(selection, rows=selection.rows | packet.changed)
@@ -213,11 +215,11 @@ def refresh_pass(
         clusters.append(own)
         selections.append(selection)
         if layer < last:
-            attended = attend(q, cached.k, cached.v, ctx.key_mask)
+            attended = attend_cached(ctx, q, rope, cached)
             x, kv, packet = recompute(
                 ctx, policy, layer, x, attended, own, selection.rows, cached, window, rope
             )
-    attended, memory, drift = attend_last_rows(ctx, q, cached, state)
+    attended, memory, drift = attend_last_rows(ctx, q, rope, cached, state)
     prediction, suffix = last_predictions(
         ctx, policy, state, x, attended, own, selection.rows, cached, window, trigger
     )
@@ -244,13 +246,13 @@ def refresh_pass(
 
 
 def block_and_proxy_queries(
-    ctx: Context, layer: int, x: Array, centroids: Array, rope: Rope
+    ctx: Context, layer: int, x: Array, centroids: Array
 ) -> tuple[Array, Array]:
-    """Rotated queries of the rows x [B, R, M] and plain ones of the centroids, in one product."""
+    """Un-rotated queries of the rows x [B, R, M] and of the centroids, in one product."""
     normed = ctx.model.normed(layer, "attn_norm", x)
     both = jnp.concatenate([normed, centroid_queries(ctx, layer, centroids)], axis=1)
     queries = ctx.model.query(layer, both)
-    return apply_rope(queries[:, : x.shape[1]], *rope), queries[:, x.shape[1] :]
+    return queries[:, : x.shape[1]], queries[:, x.shape[1] :]
 
 
 def select_rows(
@@ -263,10 +265,9 @@ def select_rows(
     trigger: Array,
 ) -> tuple[LayerClusters, Selection]:
     """Measure the clusters' drift, choose rows, and remember the proxy attention."""
-    assert cached.raw is not None
-    scores, normaliser, drift = proxy_drift(
-        proxy, cached.raw, ctx.key_mask, clusters.scores, clusters.normaliser
-    )
+    previous = (clusters.scores, clusters.normaliser)
+    scores, normaliser, drift = proxy_attention(ctx, proxy, cached, previous)
+    assert drift is not None
     selection = choose(layer, drift, clusters)
     seen = dataclasses.replace(
         clusters,
@@ -279,13 +280,15 @@ def select_rows(
 
 
 def attend_last_rows(
-    ctx: Context, q: Array, cached: LayerCache, state: DecodeState
+    ctx: Context, q: Array, rope: Rope, cached: LayerCache, state: DecodeState
 ) -> tuple[Array, AttentionMemory | None, Array | None]:
     """Attention of the rows from `last_rows`; memory and drift of those that predict the block."""
     length = ctx.block_length
-    attended, memory, drift = attend_last(ctx, q[:, :length], cached, state.memory, False)
+    own = Rope(*(a[:, :length] for a in rope))
+    attended, memory, drift = attend_last(ctx, q[:, :length], own, cached, state.memory, False)
     if q.shape[1] > length:
-        behind = attend(q[:, length:], cached.k, cached.v, ctx.key_mask)
+        rest = Rope(*(a[:, length:] for a in rope))
+        behind = attend_cached(ctx, q[:, length:], rest, cached)
         attended = jnp.concatenate([attended, behind], axis=1)
     return attended, memory, drift
 
