@@ -129,17 +129,17 @@ class Bench:
             timed()
             self.compile_seconds[f"{policy}: {phase.name}"] = time.perf_counter() - start
             made[f"{policy}: {phase.name}"] = timed
-        self.last_state = box["state"]
+        self.last = box
         return made
 
     def parts(self) -> dict[str, Callable[[], float]]:
         """The pieces of a pass alone, over all layers, on the state the passes left."""
         config = self.config("polestar")
-        state, s = self.last_state, self.shape
+        s = self.shape
         rows = round(self.rows_per_layer)
 
-        def matmuls(count: int) -> Callable[[Any], Array]:
-            def run(params: Any) -> Array:
+        def matmuls(count: int) -> Callable[[Any, pj.DecodeState], Array]:
+            def run(params: Any, state: pj.DecodeState) -> Array:
                 model = self.context(params, config, state).model
                 x = jnp.ones((1, count, s.width))
                 for layer in range(s.layers):
@@ -152,13 +152,13 @@ class Bench:
 
             return run
 
-        def attention(params: Any) -> Array:
+        def attention(params: Any, state: pj.DecodeState) -> Array:
             ctx = self.context(params, config, state)
             q = jnp.ones((1, BLOCK, s.heads, s.width // s.heads))
             caches = state.cache.layers
             return sum(attend(q, c.k, c.v, ctx.key_mask) for c in caches)
 
-        def proxy(params: Any) -> Array:
+        def proxy(params: Any, state: pj.DecodeState) -> Array:
             ctx = self.context(params, config, state)
             total = jnp.zeros(())
             for layer, (own, cached) in enumerate(zip(state.cache.clusters, state.cache.layers)):
@@ -167,7 +167,7 @@ class Bench:
                 total += jnp.sum(drift) + jnp.sum(scores)
             return total
 
-        def clustering(params: Any) -> Array:
+        def clustering(params: Any, state: pj.DecodeState) -> Array:
             ctx = self.context(params, config, state)
             window = config.cache.window(ctx, state.block)
             parts = split_clusters(window, config.cache.num_clusters)
@@ -185,11 +185,11 @@ class Bench:
         made = {}
         for name, piece in pieces.items():
             program = jax.jit(piece)
-            jax.block_until_ready(program(self.params))
+            jax.block_until_ready(program(self.params, self.last["state"]))
 
             def timed(program: Any = program) -> float:
                 start = time.perf_counter()
-                jax.block_until_ready(program(self.params))
+                jax.block_until_ready(program(self.params, self.last["state"]))
                 return time.perf_counter() - start
 
             made[name] = timed
