@@ -48,6 +48,7 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True),
             click.option("--out", type=click.Path(path_type=Path, file_okay=False),
                          default=RESULTS, help="Directory of the results."),
+            click.option("--name", default="", help="Put behind the names of the files."),
             click.option("--restart", is_flag=True, help="Measure again what is there already."),
             click.option("--quiet", is_flag=True, help="No progress bar."),
         )
@@ -103,8 +104,9 @@ def run(kind: str, tasks: Sequence[str], options: dict[str, Any], quick: bool, m
     check_tasks(tasks)
     options["limit"] = options["limit"] or LIMIT
     out: Path = options.pop("out")
-    parts = (kind, Path(options["model"]).name, options["data"] and "parallelbench")
-    stem = "_".join(part for part in (*parts, quick and "quick") if part)
+    source = options["data"] and "parallelbench"
+    parts = (kind, Path(options["model"]).name, source, quick and "quick", options.pop("name"))
+    stem = "_".join(part for part in parts if part)
     request = Request(
         kind=kind,
         tasks=tuple(tasks),

@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from benchmarks.frontier.report import usual
 from polestar_jax.decoding.state import CAUSES
@@ -64,7 +65,9 @@ def frontier(run: Run) -> Figure:
             axes = grid[row, column]
             _curves(axes, run, family, measure, scale)
             axes.set_xlabel(label)
-            axes.set_xscale("log" if measure == "flops_per_token" else "linear")
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(ScalarFormatter())
+            axes.xaxis.set_minor_formatter(NullFormatter())
             axes.grid(alpha=0.3)
         grid[0, column].set_title(family)
     for row in range(len(MEASURES)):
@@ -110,7 +113,7 @@ def causes(run: Run) -> Figure:
 
 def drift(data: Mapping[str, Any]) -> Figure:
     """Left: quartiles of drift by pass. Right: stability with the gate open and shut."""
-    figure, (over, stable) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (over, stable) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     kinds = ((True, "tab:blue", "committed in this pass"), (False, "tab:gray", "left masked"))
     for committed, color, label in kinds:
         chosen = [c for c in data["curves"] if c["committed"] is committed]
@@ -136,6 +139,6 @@ def drift(data: Mapping[str, Any]) -> Figure:
         f"gate {'open' if e['gate_open'] else 'shut'}, {e['rows']} rows"
         for e in entries
     ]
-    stable.set_xticks(range(len(entries)), labels, fontsize=7)
+    stable.set_xticks(range(len(entries)), labels, fontsize=6)
     stable.set_ylabel("prediction is the final token, %")
     return figure

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 import polestar_jax as pj
 from benchmarks.frontier.drift import measure_drift
-from benchmarks.frontier.environment import environment, model_facts, now
+from benchmarks.frontier.environment import environment, model_facts, now, revision
 from benchmarks.frontier.measure import measure
 from benchmarks.frontier.programs import Program
 from benchmarks.frontier.settings import Canvas, Setting, describe
@@ -44,12 +44,14 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A loaded model with its rows and canvas, and the run they belong to."""
+    """A loaded model with its rows and canvas, and the run they belong to; `revision` is the
+    commit at the start, whose code is the one that runs."""
 
     model: pj.Model
     workload: Workload
     canvas: Canvas
     run: Run
+    revision: str
 
 
 def prepare(request: Request) -> Prepared:
@@ -84,7 +86,7 @@ def prepare(request: Request) -> Prepared:
         "tokenising_seconds": workload.seconds,
     }
     run = open_run(request.path, new_run(identity, facts), request.restart)
-    return Prepared(model, workload, canvas, run)
+    return Prepared(model, workload, canvas, run, revision())
 
 
 def copied(run: Run, setting: Setting) -> dict[str, Any] | None:
@@ -122,7 +124,7 @@ def execute(prepared: Prepared, settings: Sequence[Setting], request: Request) -
                 )
             else:
                 bar.update(workload.size)
-            run = with_record(run, setting.label, record)
+            run = with_record(run, setting.label, record, prepared.revision)
             save_run(request.path, run)
     if request.trace and run["drift"] is None:
         drift = measure_drift(prepared.model, workload, prepared.canvas, request.batch_size)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 
-from benchmarks.frontier.environment import now, revision
+from benchmarks.frontier.environment import now
 from benchmarks.frontier.schema import RUN
 from polestar_jax.errors import PolestarError
 
@@ -64,9 +64,9 @@ def read_run(path: Path) -> Run:
     return run
 
 
-def with_record(run: Run, label: str, record: Mapping[str, Any]) -> Run:
+def with_record(run: Run, label: str, record: Mapping[str, Any], revision: str) -> Run:
     """The run with one more record, dated."""
-    dated = {**record, "date": now(), "revision": revision()}
+    dated = {**record, "date": now(), "revision": revision}
     return {**run, "records": {**run["records"], label: dated}}
 
 

@@ -135,7 +135,7 @@ def make_workload(
     rows: dict[str, tuple[Row, ...]] = {}
     for name, examples in chosen.items():
         per_seed = len(examples) // len(seeds)
-        rows[name] = tuple(
+        made = (
             Row(
                 example,
                 tuple(tokenizer.encode_prompt(_text(example, style))),
@@ -144,6 +144,8 @@ def make_workload(
             )
             for i, (seed, example) in enumerate(examples)
         )
+        # Sequences of a batch wait for each other; those of similar length wait less.
+        rows[name] = tuple(sorted(made, key=lambda row: len(row.ids)))
     seconds = time.perf_counter() - started
     longest = max(len(row.ids) for group in rows.values() for row in group)
     bucket = -(-longest // BUCKET) * BUCKET
