@@ -1,5 +1,9 @@
 """The demo: its questions, and what it prints."""
 
+import re
+
+import pytest
+
 from benchmarks.embedded.demo_rows import QUICK, demo_rows
 from benchmarks.tasks import TASKS, is_held_out
 from polestar_jax.cli import demo as module
@@ -16,3 +20,47 @@ def test_every_question_is_held_out_and_has_one_right_answer():
 def test_the_questions_are_those_the_generator_makes():
     made = [module.Question(**row) for row in demo_rows(QUICK)]
     assert module.questions() == made
+
+
+def replies_of(text, policy):
+    """(right or wrong, NFE) of every answer that the output shows for a policy."""
+    return re.findall(rf"^   {policy} +(right|wrong) +NFE +(\d+) ", text, re.MULTILINE)
+
+
+def row_of(text, policy):
+    """The policy's line of the closing table, split into columns."""
+    return re.findall(rf"^{policy} .*$", text, re.MULTILINE)[-1].split()
+
+
+def test_the_table_sums_up_the_answers_shown(run):
+    text = run("demo", "--policy", "parallel").stdout
+    shown = replies_of(text, "parallel")
+    right, nfe = row_of(text, "parallel")[1:3]
+    assert len(shown) == len(module.questions())
+    assert right == f"{sum(mark == 'right' for mark, _ in shown)}/{len(shown)}"
+    assert int(nfe) == sum(int(passes) for _, passes in shown)
+
+
+def test_an_answer_is_right_exactly_when_it_is_the_expected_text(run, monkeypatch):
+    """Questions whose expected answers are what the model says, but for the last."""
+    text = run("demo", "--policy", "parallel").stdout
+    said = re.findall(r"^     -> (.*(?:\n {8}.*)*)$", text, re.MULTILINE)
+    expected = [re.sub(r"\n {8}", "\n", answer) for answer in said]
+    expected[-1] += "!"
+    asked = [
+        module.Question(q.task, q.asks, q.prompt, answer)
+        for q, answer in zip(module.questions(), expected, strict=True)
+    ]
+    monkeypatch.setattr(module, "questions", lambda: asked)
+    marks = [mark for mark, _ in replies_of(run("demo", "--policy", "parallel").stdout, "parallel")]
+    assert marks == ["right"] * (len(asked) - 1) + ["wrong"]
+
+
+@pytest.mark.slow
+def test_both_default_policies_answer_and_the_second_needs_fewer_passes(run):
+    text = run("demo").stdout
+    rows = [row_of(text, policy) for policy in module.DEFAULT_POLICIES]
+    for row in rows:
+        right, asked = map(int, row[1].split("/"))
+        assert right > asked / 2
+    assert int(rows[1][2]) < int(rows[0][2]) / 2
