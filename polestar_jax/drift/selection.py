@@ -50,7 +50,7 @@ def spread(selected: Array, rows: Array) -> Array:
     return jnp.take_along_axis(rows, slot, axis=1)
 
 
-def capacities(most: int, sizes: int = 6, least: int = 16) -> tuple[int, ...]:
+def capacities(most: int, sizes: int = 4, least: int = 16) -> tuple[int, ...]:
     """Row counts a refresh is compiled for, up to `most`: multiples of most / sizes, >= `least`."""
     step = max(least, -(-most // sizes))
     return tuple(sorted({min(most, step * i) for i in range(1, -(-most // step) + 1)}))
