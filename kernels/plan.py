@@ -28,12 +28,19 @@ class Plan:
     stages: int  # of the software pipeline
 
     @classmethod
-    def of(cls, batch_heads: int, rows: int, length: int, itemsize: int) -> "Plan":
-        """For `batch_heads` independent attentions of `rows` queries over `length` keys."""
-        row_tile = min(64, power_of_two(rows, 16))
-        key_tile = 64 if itemsize == 2 else 32
+    def of(cls, groups: int, rows: int, length: int, itemsize: int, rotary: bool) -> "Plan":
+        """For `groups` independent attentions of `rows` queries over `length` keys.
+
+        `itemsize` of the keys in bytes; `rotary` when they are rotated in the kernel. Tiles and
+        warps are the largest, and the fewest, that spilled no register for A100 and H200 (see the
+        README's table): full float32 products have no matrix instruction and need twice the
+        registers; rotation keeps two more tiles of keys.
+        """
+        half = itemsize == 2
+        row_tile = min(64 if half else 32, power_of_two(rows, 16))
+        key_tile = 64 if half and row_tile <= 32 else 32
         row_tiles, tiles = -(-rows // row_tile), -(-length // key_tile)
-        free = TARGET_PROGRAMS // (batch_heads * row_tiles)
+        free = TARGET_PROGRAMS // (groups * row_tiles)
         splits = max(1, min(free, tiles // TILES_PER_SPLIT))
         per_split = -(-tiles // splits)
         return cls(
@@ -42,6 +49,6 @@ class Plan:
             row_tiles=row_tiles,
             splits=-(-tiles // per_split),
             tiles_per_split=per_split,
-            warps=8 if row_tile >= 32 else 4,
+            warps=8 if row_tile >= 32 or rotary or not half else 4,
             stages=2,
         )

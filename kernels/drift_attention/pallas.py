@@ -37,7 +37,7 @@ def drift_attention(
         jnp.full((g,), n, jnp.int32),
         key_tables(t, d, theta),
         previous,
-        plan=Plan.of(g, n, t, k.dtype.itemsize),
+        plan=Plan.of(g, n, t, k.dtype.itemsize, rotary=True),
         name="drift_attention",
         interpret=interpret,
     )

@@ -22,7 +22,7 @@ class Quantised(NamedTuple):
 
     values: Array  # uint8 [B, R, M / 2], E2M1, the even value in the low four bits
     scales: Array  # uint8 [B, R, M / 16], the bits of one E4M3 scale for 16 values
-    tensor: Array  # float32 [B], the scale of a sequence's rows
+    tensor: Array  # float32 [B], the scale of a sequence's rows, or [B, R], that of each row
 
 
 def quantise(
@@ -72,13 +72,14 @@ def dequantise(
     """The stored rows [B, R, M] in `dtype`: centroid + value * group scale * tensor scale.
 
     `centroids` and `labels` are those of the time of quantisation, as in `quantise`; any subset of
-    the rows may be given, with its labels. Errors as `quantise`.
+    the rows may be given, with its labels. Rows of several calls of `quantise` may be mixed if
+    each brings its tensor scale. Errors as `quantise`.
     """
     sizes = _check(
         "dequantise",
         values=(stored.values, "B R Mhalf"),
         scales=(stored.scales, "B R groups"),
-        tensor=(stored.tensor, "B"),
+        tensor=(stored.tensor, "B" if stored.tensor.ndim == 1 else "B R"),
         centroids=centroids,
         labels=labels,
     )
@@ -87,12 +88,15 @@ def dequantise(
             f"dequantise: values {stored.values.shape} and scales {stored.scales.shape} do not "
             f"belong to centroids of width {sizes['M']}"
         )
+    tensor = stored.tensor
+    if tensor.ndim == 1:
+        tensor = jnp.broadcast_to(tensor[:, None], labels.shape)
     return dispatch(
         "dequantise",
         implementation,
         stored.values,
         stored.scales,
-        stored.tensor,
+        tensor,
         centroids,
         labels,
         reference=partial(reference.dequantise, dtype=jnp.dtype(dtype)),

@@ -142,9 +142,9 @@ def dequantise(
 
 
 def _dequantise_row(groups: int, labels, tensor, values, scales, centroids, rows) -> None:
-    # labels [B, R]; tensor [B]; values [G, 8]; scales [G]; centroids [K, G, 16]; rows [G, 16]
+    # labels, tensor [B, R]; values [G, 8]; scales [G]; centroids [K, G, 16]; rows [G, 16]
     b, r = pl.program_id(0), pl.program_id(1)
-    label, s_t = labels[b, r], tensor[b]
+    label, s_t = labels[b, r], tensor[b, r]
     size, blocks = _blocks(groups)
     for block in range(blocks):
         where, inside = _groups(groups, size, block)

@@ -43,9 +43,10 @@ def quantise(
 def dequantise(
     values: Array, scales: Array, tensor: Array, centroids: Array, labels: Array, *, dtype: Any
 ) -> Array:
+    # tensor float32 [B, R]
     b, r, half = values.shape
     codes = values.astype(jnp.int32)
     codes = jnp.stack([codes & 15, codes >> 4], axis=-1).reshape(b, r, half * 2 // GROUP, GROUP)
-    scale = e4m3_decode(scales.astype(jnp.int32)) * tensor[:, None, None]
+    scale = e4m3_decode(scales.astype(jnp.int32)) * tensor[..., None]
     x = (e2m1_decode(codes) * scale[..., None]).reshape(b, r, half * 2)
     return (own_centroids(centroids, labels) + x).astype(dtype)

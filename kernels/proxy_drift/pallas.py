@@ -34,7 +34,7 @@ def proxy_drift(
         jnp.full((g,), n, jnp.int32),
         None,
         previous,
-        plan=Plan.of(g, n, t, k.dtype.itemsize),
+        plan=Plan.of(g, n, t, k.dtype.itemsize, rotary=False),
         name="proxy_drift",
         interpret=interpret,
     )

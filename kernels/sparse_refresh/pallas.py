@@ -156,7 +156,7 @@ def attend_rows(
         jnp.repeat(pad, hk),
         jnp.repeat(count * group, hk),
         key_tables(t, d, theta),
-        plan=Plan.of(g, r * group, t, k.dtype.itemsize),
+        plan=Plan.of(g, r * group, t, k.dtype.itemsize, rotary=True),
         name="attend_rows",
         interpret=interpret,
     )
