@@ -172,7 +172,7 @@ class Bench:
             window = config.cache.window(ctx, state.block)
             parts = split_clusters(window, config.cache.num_clusters)
             first = strided_rows(parts)
-            return sum(jnp.sum(kmeans(c.hidden, parts, first, 5)[1]) for c in state.cache.clusters)
+            return sum(jnp.sum(kmeans(h.data, parts, first, 5)[1]) for h in state.cache.hidden)
 
         pieces = {
             f"matrix products, {BLOCK} rows": matmuls(BLOCK),
@@ -208,7 +208,7 @@ class Bench:
             "weights": size(self.params),
             "keys and values": size([(c.k, c.v) for c in caches]),
             "keys before rotation": size([c.raw for c in caches]),
-            "hidden inputs of the window": size([c.hidden for c in clusters]),
+            "hidden inputs of the window": size(state.cache.hidden),
             "centroids, labels, counts": size(
                 [(c.centroids, c.labels, c.counts) for c in clusters]
             ),

@@ -12,6 +12,7 @@ from polestar_jax.decoding.context import Context, Rope
 from polestar_jax.decoding.ops import attend_cached, attend_measured
 from polestar_jax.decoding.state import AttentionMemory, LayerCache
 from polestar_jax.rope import apply_rope
+from polestar_jax.store.place import fetch, put, settle, to_host
 
 
 @jax.tree_util.register_dataclass
@@ -32,22 +33,52 @@ class RowsResult:
     drift: Array | None
 
 
-def empty_layers(ctx: Context, raw: bool = False) -> tuple[LayerCache, ...]:
+def empty_layers(ctx: Context, raw: bool = False, place: str = "device") -> tuple[LayerCache, ...]:
     """Zeroed caches for every layer; `raw` asks for the keys before rotation too."""
     c, dtype = ctx.model_config, ctx.model.dtype
     shape = (ctx.batch, c.num_kv_heads, ctx.total, c.head_dim)
 
     def zeros() -> Array:
-        return jnp.zeros(shape, dtype)
+        return put(jnp.zeros(shape, dtype), place)
 
     return tuple(
         LayerCache(
             k=None if ctx.kernels else zeros(),
             v=zeros(),
             raw=zeros() if raw or ctx.kernels else None,
+            place=place,
         )
         for _ in range(c.num_layers)
     )
+
+
+def fetch_layer(cache: LayerCache, x: Array) -> tuple[LayerCache, Array]:
+    """The cache on the device, and `x`; see `store.place.fetch`."""
+    fetched, x = fetch(cache, cache.place, x)
+    return dataclasses.replace(fetched, place="device"), x
+
+
+def settle_layer(cache: LayerCache, x: Array) -> tuple[LayerCache, Array]:
+    """The written cache and `x`, which waits for it; see `store.place.settle`."""
+    return settle(cache, cache.place, x)
+
+
+def put_layer(stored: LayerCache, fresh: LayerCache, start: Array | int, rows: int) -> LayerCache:
+    """The stored cache with what changed of it: `rows` rows from `start` of `fresh`.
+
+    In host memory only those rows cross. They depend on what was read (see `store.place`), as
+    every row that a pass does not write comes from there.
+    """
+    if stored.place == "device":
+        return fresh
+
+    def one(old: Array, new: Array) -> Array:
+        if rows == new.shape[2]:
+            return to_host(new)
+        part = lax.dynamic_slice_in_dim(new, start, rows, axis=2)
+        return lax.dynamic_update_slice_in_dim(old, to_host(part), start, axis=2)
+
+    return jax.tree.map(one, stored, dataclasses.replace(fresh, place="host"))
 
 
 def write_rows(cached: Array, rows: Array, start: Array | int, writable: Array | None) -> Array:
@@ -92,7 +123,7 @@ def run_rows(
     memory: AttentionMemory | None = None,
     want_memory: bool = False,
     exact: bool = True,
-    on_input: Callable[[int, Array, LayerCache], None] | None = None,
+    on_input: Callable[[int, Array, LayerCache], Array] | None = None,
 ) -> RowsResult:
     """Run rows [start, start + rows) through every layer; attention over all T keys.
 
@@ -106,32 +137,40 @@ def run_rows(
         memory: previous last-layer attention to measure drift against.
         want_memory: return the last layer's attention even without a previous one.
         exact: how shifted logits are read, see `predicting_rows`.
-        on_input: called with (layer, hidden input [B, rows, M], updated cache) of every layer.
+        on_input: called with (layer, hidden input [B, rows, M], updated cache) of every layer;
+            returns the input to go on with.
     """
     model = ctx.model
     rope = ctx.rope(start, rows)
     x = model.embed_tokens(ctx.rows_of(tokens, start, rows))
     last = ctx.model_config.num_layers - 1
-    updated = []
+    updated: list[LayerCache] = []
+    if layers is not None:
+        ahead, x = fetch_layer(layers[0], x)
     for layer in range(last + 1):
+        if layers is not None:  # caches in host memory come one layer ahead of their use
+            here = ahead
+            if layer < last:
+                ahead, x = fetch_layer(layers[layer + 1], x)
+            if layer >= 2:
+                updated[layer - 2], x = settle_layer(updated[layer - 2], x)
         normed = model.normed(layer, "attn_norm", x)
         k, v, raw = project_kv(ctx, layer, normed, rope)
         if layers is None:
-            cache = LayerCache(*(a.transpose(0, 2, 1, 3) for a in (k, v, raw)))
+            heads_first = tuple(a.transpose(0, 2, 1, 3) for a in (k, v, raw))
+            cache = LayerCache(heads_first[0], heads_first[1], heads_first[2])
         else:
-            cache = lax.optimization_barrier(
-                update_layer(layers[layer], k, v, raw, start, writable)
-            )
-        updated.append(cache)
+            cache = lax.optimization_barrier(update_layer(here, k, v, raw, start, writable))
+            updated.append(put_layer(layers[layer], cache, start, rows))
         if on_input is not None:
-            on_input(layer, x, cache)
+            x = on_input(layer, x, cache)
         if layer < last:
             attended = attend_cached(ctx, model.query(layer, normed), rope, cache)
             x = model.finish(layer, x, attended)
     hidden, fresh, drift = last_layer(
         ctx, x, normed, cache, start, block_start, memory, want_memory, exact
     )
-    return RowsResult(hidden, () if layers is None else tuple(updated), fresh, drift)
+    return RowsResult(hidden, tuple(updated), fresh, drift)
 
 
 def last_layer(

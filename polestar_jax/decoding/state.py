@@ -19,12 +19,14 @@ PASS_KINDS = ("full", "windowed", "cached", "refresh")
 class LayerCache:
     """Rotated keys `k`, values and keys before rotation `raw` of one layer, [B, Hk, T, D].
 
-    `k` or `raw` is None where the program has no use for it.
+    `k` or `raw` is None where the program has no use for it. The arrays lie in pinned host memory
+    if `place` is "host", else on the device.
     """
 
     k: Array | None
     v: Array
     raw: Array | None = None
+    place: str = dataclasses.field(default="device", metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass

@@ -13,6 +13,7 @@ from polestar_jax.decoding.predict import predict
 from polestar_jax.decoding.state import DecodeState, LayerCache
 from polestar_jax.drift.clustering import kmeans, random_rows, split_clusters, strided_rows
 from polestar_jax.drift.window import Window
+from polestar_jax.store import RowStore
 
 if TYPE_CHECKING:
     from polestar_jax.decoding.cache.polestar import PolestarCache
@@ -26,7 +27,6 @@ class LayerClusters:
     """One layer's view of the window. W window rows, K clusters.
 
     Attributes:
-        hidden: [B, W, M], the layer's inputs at the window rows.
         labels: int32 [B, W], -1 outside the window's parts.
         centroids: float32 [B, K, M].
         counts: float32 [B, K], members; 0 for empty and absent clusters.
@@ -35,7 +35,6 @@ class LayerClusters:
         anchor: float32 [B, K, M], centroids of that moment (signal "cosine"; else no columns).
     """
 
-    hidden: Array
     labels: Array
     centroids: Array
     counts: Array
@@ -52,6 +51,7 @@ class PolestarState:
     Attributes:
         layers: keys (rotated and raw) and values of all T rows.
         clusters: see `LayerClusters`.
+        hidden: each layer's inputs at the window rows.
         embedded: int32 [B, W], tokens whose embeddings layer 0's hidden inputs hold.
         uncertainty: float32 [B, W], 1 - confidence of each row's last prediction; kept only for
             the signal "uncertainty".
@@ -59,6 +59,7 @@ class PolestarState:
 
     layers: tuple[LayerCache, ...]
     clusters: tuple[LayerClusters, ...]
+    hidden: tuple[RowStore, ...]
     embedded: Array
     uncertainty: Array
 
@@ -68,7 +69,6 @@ def empty_clusters(ctx: Context, policy: "PolestarCache", width: int) -> LayerCl
     b, k, m = ctx.batch, policy.num_clusters, ctx.model_config.width
     heads = ctx.model_config.num_heads
     return LayerClusters(
-        hidden=jnp.zeros((b, width, m), ctx.model.dtype),
         labels=jnp.full((b, width), -1, jnp.int32),
         centroids=jnp.zeros((b, k, m), jnp.float32),
         counts=jnp.zeros((b, k), jnp.float32),
@@ -110,7 +110,6 @@ def open_clusters(
     queries = ctx.model.query(layer, centroid_queries(ctx, layer, centroids))
     scores, normaliser, _ = proxy_attention(ctx, queries, cache, None)
     return LayerClusters(
-        hidden=hidden,
         labels=labels,
         centroids=centroids,
         counts=counts,

@@ -34,6 +34,9 @@ from polestar_jax.decoding.state import PASS_KINDS, DecodeState
 from polestar_jax.drift.selection import capacities
 from polestar_jax.drift.window import Window, make_window, window_width
 from polestar_jax.errors import PolestarError
+from polestar_jax.store import empty_rows, open_rows, resolve
+from polestar_jax.store.place import PLACES, check_place, settle
+from polestar_jax.store.rows import HIDDEN_DTYPES
 
 FULL, WINDOWED, CACHED, REFRESH = range(len(PASS_KINDS))
 
@@ -61,7 +64,17 @@ class PolestarCache(CachePolicy):
         reembed_suffix_commits: also refresh layer 0's input of tokens committed behind the block
             (the released code leaves the mask's embedding there until the next opening).
         capacities: row counts a refresh is compiled for; the smallest that fits is run, so they
-            change the cost and never the result. None chooses up to six.
+            change the cost and never the result. None chooses up to four.
+        hidden_store: where the hidden inputs of the window's rows are kept between passes:
+            "device", or "host" for pinned host memory, from where refreshes fetch them one layer
+            ahead. Changes no result.
+        hidden_dtype: None keeps them in the model's dtype, "nvfp4" in 4.5 bits a value as the
+            rest to their cluster's centroid, which changes results a little.
+        kv_store: where all keys and values are kept, "device" or "host". From the host every pass
+            fetches all of them, one layer ahead: for contexts that do not fit otherwise. Changes
+            no result.
+        host_fallback: where the back end has no pinned host memory, keep on the device what was
+            meant for it instead of raising an error.
     """
 
     window_before: int = 2
@@ -77,6 +90,10 @@ class PolestarCache(CachePolicy):
     signal: str = "kl"
     reembed_suffix_commits: bool = False
     capacities: tuple[int, ...] | None = None
+    hidden_store: str = "device"
+    hidden_dtype: str | None = None
+    kv_store: str = "device"
+    host_fallback: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -92,6 +109,16 @@ class PolestarCache(CachePolicy):
             )
         check_choice("kmeans_init", self.kmeans_init, ("strided", "random"))
         check_choice("signal", self.signal, ("kl", "cosine", "uncertainty", "random"))
+        if self.hidden_dtype not in HIDDEN_DTYPES:
+            raise PolestarError(
+                "hidden_dtype must be None (the model's dtype) or 'nvfp4', "
+                f"got {self.hidden_dtype!r}"
+            )
+        if not isinstance(self.host_fallback, bool):
+            raise PolestarError(f"host_fallback must be True or False, got {self.host_fallback!r}")
+        for name in ("hidden_store", "kv_store"):
+            check_choice(name, getattr(self, name), PLACES)
+            check_place(name, getattr(self, name), self.host_fallback)
         pattern = tuple(self.windowed_openings)
         if not pattern or not all(isinstance(x, bool) for x in pattern):
             raise PolestarError(
@@ -126,8 +153,18 @@ class PolestarCache(CachePolicy):
         width = window_width(ctx, self.window_before, self.window_after)
         count = ctx.model_config.num_layers
         return PolestarState(
-            layers=empty_layers(ctx, raw=True),
+            layers=empty_layers(ctx, raw=True, place=resolve(self.kv_store)),
             clusters=tuple(empty_clusters(ctx, self, width) for _ in range(count)),
+            hidden=tuple(
+                empty_rows(
+                    (ctx.batch, width, ctx.model_config.width),
+                    self.num_clusters,
+                    ctx.model.dtype,
+                    self.hidden_dtype,
+                    resolve(self.hidden_store),
+                )
+                for _ in range(count)
+            ),
             embedded=jnp.zeros((ctx.batch, width), jnp.int32),
             uncertainty=jnp.zeros((ctx.batch, width), jnp.float32),
         )
@@ -191,19 +228,28 @@ class PolestarCache(CachePolicy):
         """Run `rows` rows from `start`; fresh caches, clusters and proxy attention."""
         cache: PolestarState = state.cache
         window = self.window(ctx, state.block)
-        clusters = list(cache.clusters)
+        clusters, stores = list(cache.clusters), list(cache.hidden)
         doubt: list[Array] = []
         keys = random_keys(state) if self.kmeans_init == "random" else None
 
-        def keep_input(layer: int, x: Array, updated: Any) -> None:
+        def keep_input(layer: int, x: Array, updated: Any) -> Array:
             with jax.named_scope("cluster"):
                 hidden = ctx.rows_of(x, window.start - start, window.width)
                 fresh = open_clusters(
                     ctx, self, layer, hidden, updated, clusters[layer], window, keys
                 )
+                # Rows of inactive sequences are overwritten too, so that nothing is read from the
+                # store: they mean nothing before the sequence's next opening.
+                stores[layer] = open_rows(
+                    stores[layer], hidden, fresh.labels, fresh.centroids, ctx.implementation
+                )
                 clusters[layer] = keep_inactive(active, fresh, clusters[layer])
             if self.signal == "uncertainty" and layer == ctx.model_config.num_layers - 1:
                 doubt.append(window_uncertainty(ctx, state, hidden, updated, window))
+            if layer < 2:
+                return x
+            stores[layer - 2], x = settle(stores[layer - 2], stores[layer - 2].place, x)
+            return x
 
         result = run_rows(
             ctx, state.tokens, cache.layers, start, rows, ctx.block_start(state.block),
@@ -214,12 +260,15 @@ class PolestarCache(CachePolicy):
             cache,
             layers=(),
             clusters=(),
+            hidden=(),
             embedded=embedded,
             uncertainty=doubt[0] if doubt else cache.uncertainty,
         )
-        stale = dataclasses.replace(cache, layers=(), clusters=())
+        stale = dataclasses.replace(cache, layers=(), clusters=(), hidden=())
         kept = keep_inactive(active, fresh, stale)
-        kept = dataclasses.replace(kept, layers=result.layers, clusters=tuple(clusters))
+        kept = dataclasses.replace(
+            kept, layers=result.layers, clusters=tuple(clusters), hidden=tuple(stores)
+        )
         return self._output(ctx, state, result, kept, kind)
 
     def refresh(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:

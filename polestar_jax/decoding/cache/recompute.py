@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from polestar_jax.decoding.cache.base import SuffixPrediction, block_positions
-from polestar_jax.decoding.cache.clusters import LayerClusters
 from polestar_jax.decoding.context import Context, Rope
 from polestar_jax.decoding.ops import attend_cached, gather_hidden, scatter_rows
 from polestar_jax.decoding.passes import predicting_rows, project_kv, update_layer
@@ -80,7 +79,7 @@ def with_selected(
     layer: int,
     x: Array,
     attended: Array,
-    clusters: LayerClusters,
+    hidden: Array,
     cached: LayerCache,
     window: Window,
     index: Array,
@@ -88,12 +87,13 @@ def with_selected(
 ) -> tuple[Array, Rope]:
     """Finish a layer for the pass's rows and the selected ones at once.
 
-    x [B, R, M] and attended [B, R, H * D] are the pass's rows; index int32 [B, S] the selected
-    window rows, of which the first count [B] exist. Returns outputs [B, R + S, M] and the
+    x [B, R, M] and attended [B, R, H * D] are the pass's rows, hidden [B, W, M] the layer's inputs
+    at the window rows; index int32 [B, S] the selected ones, of which the first count [B] exist.
+    Returns outputs [B, R + S, M] and the
     selected rows' rotary tables.
     """
     model = ctx.model
-    rows = gather_hidden(ctx, clusters.hidden, index, count)
+    rows = gather_hidden(ctx, hidden, index, count)
     rope = Rope(*(rows_at(a, index) for a in ctx.rope(window.start, window.width)))
     q = model.query(layer, model.normed(layer, "attn_norm", rows))
     selected = attend_cached(ctx, q, rope, cached, count)
@@ -125,7 +125,7 @@ def recompute(
     layer: int,
     x: Array,
     attended: Array,
-    clusters: LayerClusters,
+    hidden: Array,
     selected: Array,
     cached: LayerCache,
     window: Window,
@@ -139,15 +139,15 @@ def recompute(
     rows, counts = x.shape[1], policy.row_counts(ctx)
 
     def branch(index: Array, count: Array) -> tuple:
-        out, own = with_selected(ctx, layer, x, attended, clusters, cached, window, index, count)
+        out, own = with_selected(ctx, layer, x, attended, hidden, cached, window, index, count)
         both = Rope(*(jnp.concatenate(pair, axis=1) for pair in zip(rope, own)))
         fresh = project_kv(ctx, layer + 1, ctx.model.normed(layer + 1, "attn_norm", out), both)
         # Every branch hands on as many slots as the largest.
         slots = tuple(_pad_rows(a[:, rows:], counts[-1]) for a in (out, *fresh))
         return out[:, :rows], tuple(a[:, :rows] for a in fresh), slots
 
-    x, kv, (hidden, *slots) = switch_rows(counts, selected, branch)
-    return x, kv, Packet(selected, compact(selected, counts[-1]), hidden, tuple(slots))
+    x, kv, (out, *slots) = switch_rows(counts, selected, branch)
+    return x, kv, Packet(selected, compact(selected, counts[-1]), out, tuple(slots))
 
 
 def _pad_rows(x: Array, rows: int) -> Array:
@@ -160,7 +160,7 @@ def last_predictions(
     state: DecodeState,
     x: Array,
     attended: Array,
-    clusters: LayerClusters,
+    hidden: Array,
     selected: Array,
     cached: LayerCache,
     window: Window,
@@ -175,8 +175,8 @@ def last_predictions(
     end = (state.block + 1) * length  # generation position behind the block
     own = block_positions(ctx, state)
 
-    def read(hidden: Array, positions: Array) -> Prediction:
-        return predict(ctx.model, ctx.config, hidden, state.keys, state.nfe, positions)
+    def read(rows: Array, positions: Array) -> Prediction:
+        return predict(ctx.model, ctx.config, rows, state.keys, state.nfe, positions)
 
     if ctx.config.commit.suffix_threshold is None:
         return read(ctx.model.finish(layer, x, attended), own), None
@@ -184,7 +184,7 @@ def last_predictions(
         own = jnp.concatenate([own, jnp.full((ctx.batch, 1), end)], axis=1)
 
     def branch(index: Array, count: Array) -> tuple:
-        out, _ = with_selected(ctx, layer, x, attended, clusters, cached, window, index, count)
+        out, _ = with_selected(ctx, layer, x, attended, hidden, cached, window, index, count)
         positions = jnp.maximum(window.rows[index] + shift - ctx.prompt, 0)
         both = read(out, jnp.concatenate([own, positions], axis=1))
         rows = x.shape[1]

@@ -29,13 +29,18 @@ from polestar_jax.decoding.context import Context, Rope
 from polestar_jax.decoding.ops import attend_cached, proxy_attention
 from polestar_jax.decoding.passes import (
     attend_last,
+    fetch_layer,
     project_kv,
+    put_layer,
+    settle_layer,
     update_layer,
 )
 from polestar_jax.decoding.state import PASS_KINDS, AttentionMemory, DecodeState, LayerCache
 from polestar_jax.drift.clustering import move_centroids, split_clusters, unit
 from polestar_jax.drift.selection import compact, rank_clusters, rows_of_clusters
 from polestar_jax.drift.window import Window
+from polestar_jax.store import RowStore, read_rows, update_rows
+from polestar_jax.store.place import fetch, settle
 
 if TYPE_CHECKING:
     from polestar_jax.decoding.cache.polestar import PolestarCache
@@ -145,15 +150,24 @@ def cluster_score(
     return jax.vmap(draw)(state.keys, state.nfe)
 
 
-def apply_packet(clusters: LayerClusters, packet: Packet) -> LayerClusters:
-    """Hidden inputs and centroids after the packet's rows changed."""
+def apply_packet(
+    ctx: Context, clusters: LayerClusters, store: RowStore, data: Array, old: Array, packet: Packet
+) -> tuple[LayerClusters, RowStore, Array]:
+    """Centroids, stored rows and hidden inputs [B, W, M] after the packet's rows changed.
+
+    `data` and `old` are the store's contents, as fetched and as read. Where rows lose precision
+    in the store, this pass goes on with the exact ones, and the centroids move by what is stored:
+    so the errors of repeated refreshes cancel instead of adding up.
+    """
     new = packet.dense(packet.hidden)
+    store, kept = update_rows(
+        store, data, old, new, packet.changed, clusters.labels, ctx.implementation
+    )
     centroids = move_centroids(
-        clusters.centroids, clusters.counts, clusters.labels,
-        packet.changed, new, clusters.hidden,
-    )  # fmt: skip
-    hidden = jnp.where(packet.changed[..., None], new, clusters.hidden)
-    return dataclasses.replace(clusters, hidden=hidden, centroids=centroids)
+        clusters.centroids, clusters.counts, clusters.labels, packet.changed, kept, old
+    )
+    hidden = jnp.where(packet.changed[..., None], new, old)
+    return dataclasses.replace(clusters, centroids=centroids), store, hidden
 
 
 def suffix_packet(
@@ -196,11 +210,22 @@ def refresh_pass(
     embedded = cache.embedded
     if policy.reembed_suffix_commits:
         packet, embedded = suffix_packet(ctx, state, window, trigger)
-    layers, clusters, selections = [], [], []
+    layers: list[LayerCache] = []
+    stores: list[RowStore] = []
+    clusters, selections = [], []
+    ahead, x = fetch_next(cache, 0, x)
     for layer in range(last + 1):
-        own, cached = cache.clusters[layer], cache.layers[layer]
+        # What lies in host memory comes one layer ahead of its use.
+        cached, data = ahead
+        if layer < last:
+            ahead, x = fetch_next(cache, layer + 1, x)
+        if layer >= 2:
+            layers[layer - 2], x = settle_layer(layers[layer - 2], x)
+            stores[layer - 2], x = settle(stores[layer - 2], stores[layer - 2].place, x)
+        own, store = cache.clusters[layer], cache.hidden[layer]
+        hidden = read_rows(store, data, own.labels, model.dtype, ctx.implementation)
         if packet is not None:
-            own = apply_packet(own, packet)
+            own, store, hidden = apply_packet(ctx, own, store, data, hidden, packet)
             cached = write_packet(ctx, cached, packet, window.start)
         cached = update_layer(cached, *kv, start, writable)
         if layer == last:
@@ -211,17 +236,18 @@ def refresh_pass(
         own, selection = select_rows(ctx, choose, layer, proxy, own, cached, trigger)
         if layer == 0 and packet is not None:
             selection = dataclasses.replace(selection, rows=selection.rows | packet.changed)
-        layers.append(cached)
+        layers.append(put_layer(cache.layers[layer], cached, window.start, window.width))
+        stores.append(store)
         clusters.append(own)
         selections.append(selection)
         if layer < last:
             attended = attend_cached(ctx, q, rope, cached)
             x, kv, packet = recompute(
-                ctx, policy, layer, x, attended, own, selection.rows, cached, window, rope
+                ctx, policy, layer, x, attended, hidden, selection.rows, cached, window, rope
             )
     attended, memory, drift = attend_last_rows(ctx, q, rope, cached, state)
     prediction, suffix = last_predictions(
-        ctx, policy, state, x, attended, own, selection.rows, cached, window, trigger
+        ctx, policy, state, x, attended, hidden, selection.rows, cached, window, trigger
     )
     if suffix is None:  # the last layer's rows are read by the suffix rule alone
         selections[-1] = dataclasses.replace(selection, rows=jnp.zeros_like(selection.rows))
@@ -230,6 +256,7 @@ def refresh_pass(
         cache=PolestarState(
             layers=tuple(layers),
             clusters=tuple(clusters),
+            hidden=tuple(stores),
             embedded=embedded,
             uncertainty=_uncertainty(ctx, cache.uncertainty, suffix, window),
         ),
@@ -243,6 +270,16 @@ def refresh_pass(
         ),
         details=_details(ctx, policy, selections, suffix, window, trigger),
     )
+
+
+def fetch_next(
+    cache: PolestarState, layer: int, x: Array
+) -> tuple[tuple[LayerCache, Array], Array]:
+    """The layer's cache and stored rows on the device, and `x`; see `store.place.fetch`."""
+    cached, x = fetch_layer(cache.layers[layer], x)
+    store = cache.hidden[layer]
+    data, x = fetch(store.data, store.place, x)
+    return (cached, data), x
 
 
 def block_and_proxy_queries(
