@@ -1,6 +1,9 @@
 """Bad input: one sentence on standard error, exit code 2, nothing written."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -138,3 +141,18 @@ def test_a_wrong_option_is_explained_by_the_usage(run, model):
     result = run("generate", model, "w3", "--batch-size", 0)
     assert result.exit_code == 2
     assert "--batch-size" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_missing_pytorch_is_not_remarked_on(model, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("""
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find(name, *rest)
+""")
+    command = [sys.executable, "-m", "polestar_jax", "generate", str(model), ""]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment.pop("TRANSFORMERS_NO_ADVISORY_WARNINGS", None)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
