@@ -5,21 +5,17 @@ import math
 from typing import Any
 
 import click
-import jax
-import jax.numpy as jnp
 
 from polestar_jax.cli.options import dtype_option
-from polestar_jax.cli.settings import build_config
+from polestar_jax.cli.settings import build_config, parse_assignments
 from polestar_jax.config import ModelConfig
 from polestar_jax.convert.checkpoint import open_checkpoint
 from polestar_jax.convert.reader import read_json
 from polestar_jax.convert.writer import MANIFEST, MODEL_CONFIG
-from polestar_jax.decoding import loop
 from polestar_jax.decoding.config import DecodeConfig
-from polestar_jax.decoding.decode import context_of
-from polestar_jax.decoding.prompts import bucket_length
 from polestar_jax.errors import PolestarError
-from polestar_jax.model import abstract_transformer, parameter_shapes
+from polestar_jax.memory import WEIGHTS, memory_plan, size_text
+from polestar_jax.model import parameter_shapes
 from polestar_jax.weights import locate
 
 NAMES = {"llada": "LLaDA", "dream": "Dream"}
@@ -33,6 +29,13 @@ NAMES = {"llada": "LLaDA", "dream": "Dream"}
 @click.option("--gen-length", type=click.IntRange(1), help="[default: up to 256]")
 @click.option("--block-length", type=click.IntRange(1), help="[default: up to 32]")
 @click.option("--batch-size", type=click.IntRange(1), multiple=True, help="May be repeated.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Any other field of the configuration or its policies; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def info(
     model: str,
@@ -42,6 +45,7 @@ def info(
     gen_length: int | None,
     block_length: int | None,
     batch_size: tuple[int, ...],
+    assignments: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Describe MODEL, a directory or "embedded", and the memory that decoding needs.
@@ -55,7 +59,7 @@ def info(
         block = block_length or min(32, max(1, config.max_length // 4))
         gen_length = max(min(256, config.max_length // 2) // block * block, block)
     fields = {"gen_length": gen_length, "block_length": block}
-    decoding = build_config(policy, None, None, fields)
+    decoding = build_config(policy, None, None, {**parse_assignments(assignments), **fields})
     prompt = prompt_length
     if prompt is None:
         prompt = max(0, min(512, config.max_length - decoding.gen_length))
@@ -94,42 +98,13 @@ def memory(
     dtype: str,
     batches: tuple[int, ...],
 ) -> dict[str, Any]:
-    """Bytes: the weights, and what each sequence adds, from the shapes of the decode state.
-
-    The state of a sequence is its caches and everything else carried from pass to pass; the
-    logits are the largest array of a denoising pass. Activations come on top.
-    """
-    lead = int(config.shift_logits)
-    rows = decoding.block_length + lead
-    state = state_bytes(config, decoding, prompt_length, dtype)
-    logits = 4 * rows * config.embedding_rows
-    weights = parameter_count(config) * jnp.dtype(dtype).itemsize
+    """Bytes of the weights and, for each batch size, the memory plan."""
+    plans = {str(b): memory_plan(config, decoding, b, prompt_length, dtype) for b in batches}
+    first = next(iter(plans.values()))
     return {
-        "weights": weights,
-        "sequence": {**state, "logits": logits},
-        "batches": {str(b): weights + b * (sum(state.values()) + logits) for b in batches},
+        "weights": first.part(WEIGHTS).device,
+        "batches": {b: plan.to_dict() for b, plan in plans.items()},
     }
-
-
-def state_bytes(
-    config: ModelConfig, decoding: DecodeConfig, prompt_length: int, dtype: str
-) -> dict[str, int]:
-    """Bytes of one sequence's decode state: its `cache` and the `other` fields."""
-    width = bucket_length(prompt_length, decoding, least=int(config.shift_logits))
-
-    def start(params: Any, tokens: Any, pad: Any, keys: Any) -> Any:
-        return loop.empty_state(context_of(config, params, decoding, tokens, pad), tokens, keys)
-
-    state = jax.eval_shape(
-        start,
-        abstract_transformer(config, jnp.dtype(dtype))[1],
-        jax.ShapeDtypeStruct((1, width + decoding.gen_length), jnp.int32),
-        jax.ShapeDtypeStruct((1,), jnp.int32),
-        jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)),
-    )
-    cache = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.cache))
-    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    return {"cache": cache, "other": whole - cache}
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -158,12 +133,15 @@ def table(numbers: dict[str, Any], prompt_length: int, decoding: DecodeConfig) -
             f"{n['policy']}, {n['dtype']}, prompt {prompt_length} + generation "
             f"{decoding.gen_length}, blocks of {decoding.block_length}; activations come on top",
         ),
-        ("weights", size(need["weights"])),
-        ("a sequence", f"{size(sum(need['sequence'].values()))}:"),
-        ("", f"keys, values and other caches {size(need['sequence']['cache'])}"),
-        ("", f"logits of a block, float32 {size(need['sequence']['logits'])}"),
-        ("", f"tokens and counters {size(need['sequence']['other'])}"),
-        *((f"batch of {b}", size(total)) for b, total in need["batches"].items()),
+        ("", f"{'':<28}{'device':>12}{'host':>12}"),
+        *(
+            line
+            for batch, plan in need["batches"].items()
+            for line in (
+                (f"batch of {batch}", columns("together", plan)),
+                *(("", columns(f"  {part}", size)) for part, size in plan["parts"].items()),
+            )
+        ),
     ]
     return "\n".join(f"{name:<16}{value}".rstrip() for name, value in lines)
 
@@ -176,9 +154,7 @@ def count(number: int) -> str:
     return str(number)
 
 
-def size(number: int) -> str:
-    """14.9 GiB."""
-    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if number >= 1024**power:
-            return f"{number / 1024**power:.2f} {unit}"
-    return f"{number} bytes"
+def columns(name: str, bytes_: dict[str, Any]) -> str:
+    """A line of the memory table."""
+    host = size_text(bytes_["host"]) if bytes_["host"] else "-"
+    return f"{name:<28}{size_text(bytes_['device']):>12}{host:>12}"

@@ -89,7 +89,8 @@ class Job:
             except PolestarError as error:
                 if len(prompts) == 1:
                     raise
-                raise PolestarError(f"id {prompt.id!r}: {error}") from None
+                what = str(error).removeprefix("prompt 0 ")
+                raise PolestarError(f"the prompt with id {prompt.id!r} {what}") from None
             contents.append(content)
         return contents
 

@@ -56,11 +56,11 @@ def test_generate_refuses(run, model, tmp_path, arguments, part):
 @pytest.mark.parametrize(
     ("prompt", "part"),
     [
-        ([3, 1, 4], "id 'bad': prompt 0 contains the mask token (1) at position 1"),
-        ([3, 32], "id 'bad': prompt 0 holds token id 32, outside the vocabulary of 32"),
-        ([], "id 'bad': prompt 0 is empty"),
-        ("", "id 'bad': prompt 0 is empty"),
-        ([3] * 90, "id 'bad': prompt 0 has 90 tokens"),
+        ([3, 1, 4], "the prompt with id 'bad' contains the mask token (1) at position 1"),
+        ([3, 32], "the prompt with id 'bad' holds token id 32, outside the vocabulary of 32"),
+        ([], "the prompt with id 'bad' is empty"),
+        ("", "the prompt with id 'bad' is empty"),
+        ([3] * 90, "the prompt with id 'bad' has 90 tokens"),
     ],
 )
 def test_a_bad_prompt_among_many_is_named_before_any_is_decoded(run, model, tmp_path, prompt, part):
