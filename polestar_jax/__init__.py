@@ -14,6 +14,7 @@ from polestar_jax.decoding.decode import DecodeResult, decode, decode_step, init
 from polestar_jax.decoding.presets import PRESETS, preset
 from polestar_jax.decoding.state import DecodeState
 from polestar_jax.errors import PolestarError
+from polestar_jax.memory import MemoryPlan, memory_plan
 from polestar_jax.weights import Model, load
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "DualCache",
     "FactorCommit",
     "FixedCommit",
+    "MemoryPlan",
     "Model",
     "ModelConfig",
     "NoCache",
@@ -39,5 +41,6 @@ __all__ = [
     "init_state",
     "is_done",
     "load",
+    "memory_plan",
     "preset",
 ]

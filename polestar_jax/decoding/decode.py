@@ -1,6 +1,7 @@
 """From prompts to text: padding, buckets, the compiled program, statistics."""
 
 import dataclasses
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,6 +17,7 @@ from polestar_jax.decoding.context import Context, make_context
 from polestar_jax.decoding.prompts import Prompts, prepare_prompts
 from polestar_jax.decoding.state import CAUSES, PASS_KINDS, DecodeState
 from polestar_jax.errors import PolestarError
+from polestar_jax.memory import explain_exhaustion
 from polestar_jax.model import Params, abstract_transformer
 
 if TYPE_CHECKING:
@@ -114,7 +116,9 @@ def init_state(
 ) -> DecodeState:
     """State before the first pass; arguments as in `decode`."""
     prepared = prepare_prompts(model, prompts, config)
-    return _start(model, prepared, config, _row_keys(key, prepared, config), trace)
+    keys = _row_keys(key, prepared, config)
+    with _explained(model, config, prepared):
+        return _start(model, prepared, config, keys, trace)
 
 
 def decode_step(model: "Model", state: DecodeState, config: DecodeConfig) -> DecodeState:
@@ -155,9 +159,11 @@ def decode(
     """
     config = DecodeConfig() if config is None else config
     prepared = prepare_prompts(model, prompts, config)
-    state = _start(model, prepared, config, _row_keys(key, prepared, config), trace)
-    state = decode_program(model.params, state, model=model.config, config=config)
-    return collect(model, state)
+    keys = _row_keys(key, prepared, config)
+    with _explained(model, config, prepared):
+        state = _start(model, prepared, config, keys, trace)
+        state = decode_program(model.params, state, model=model.config, config=config)
+        return collect(model, state)
 
 
 def collect(model: "Model", state: DecodeState) -> DecodeResult:
@@ -192,6 +198,12 @@ def _start(
         config=config,
         trace=trace,
     )
+
+
+def _explained(model: "Model", config: DecodeConfig, prompts: Prompts) -> AbstractContextManager:
+    """Out-of-memory errors come with the plan and the remedy."""
+    batch, total = prompts.tokens.shape
+    return explain_exhaustion(model, config, batch, total - config.gen_length)
 
 
 def _row_keys(key: Array | None, prompts: Prompts, config: DecodeConfig) -> Array:

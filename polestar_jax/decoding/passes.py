@@ -72,11 +72,18 @@ def put_layer(stored: LayerCache, fresh: LayerCache, start: Array | int, rows: i
     if stored.place == "device":
         return fresh
 
+    total = fresh.v.shape[2]
+    pieces = [(start, rows)]
+    if rows == total:
+        # A whole array put in the place of the stored one would do, but XLA follows the slices
+        # that other passes update back to where the array comes from, and places that on the host.
+        pieces = [(0, total // 2), (total // 2, total - total // 2)]
+
     def one(old: Array, new: Array) -> Array:
-        if rows == new.shape[2]:
-            return to_host(new)
-        part = lax.dynamic_slice_in_dim(new, start, rows, axis=2)
-        return lax.dynamic_update_slice_in_dim(old, to_host(part), start, axis=2)
+        for first, count in pieces:
+            part = to_host(lax.dynamic_slice_in_dim(new, first, count, axis=2))
+            old = lax.dynamic_update_slice_in_dim(old, part, first, axis=2)
+        return old
 
     return jax.tree.map(one, stored, dataclasses.replace(fresh, place="host"))
 
