@@ -2,8 +2,8 @@
 
     python -m benchmarks.ablations --model embedded
 
-The settings go through the same runner as the frontier; blocks are shorter, so that answers
-span several and caches, windows and openings matter.
+The settings go through the same runner as the frontier. Blocks are short, so that answers span
+several and caches, windows and openings matter.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from benchmarks.frontier.cli import common_options, names, run, run_command
 from benchmarks.frontier.settings import Canvas, Setting, policy_config
 from benchmarks.tasks import TASKS
 
-LIMIT = 125  # prompts a family: 500 of the four families below
+LIMIT = 168  # prompts a family: 504 of the three families below
 
 # Tasks that leave room for error: an easy one would hide what a setting changes.
 HARD = (

@@ -44,8 +44,8 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--prompts", type=click.Choice(["auto", "compact", "chat"]),
                          default="auto", show_default=True,
                          help="Compact ones, or sentences in the model's chat template."),
-            click.option("--gen-length", type=click.IntRange(1), default=64, show_default=True),
-            click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True),
+            click.option("--gen-length", type=click.IntRange(1), default=32, show_default=True),
+            click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True),
             click.option("--out", type=click.Path(path_type=Path, file_okay=False),
                          default=RESULTS, help="Directory of the results."),
             click.option("--name", default="", help="Put behind the names of the files."),
@@ -61,7 +61,7 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @common_options
 @click.option("--policies", default="all", show_default=True, help=f"Of: {', '.join(KNOBS)}.")
 @click.option("--tasks", default="all", show_default=True, help=f"Of: {', '.join(TASKS)}.")
-@click.option("--block-length", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--block-length", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--thresholds", help="Values in place of the usual ones.")
 @click.option("--factors", help="Values in place of the usual ones.")
 @click.option("--tokens-per-pass", help="Values in place of the usual ones (vanilla).")

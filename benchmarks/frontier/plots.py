@@ -65,9 +65,10 @@ def frontier(run: Run) -> Figure:
             axes = grid[row, column]
             _curves(axes, run, family, measure, scale)
             axes.set_xlabel(label)
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter(ScalarFormatter())
-            axes.xaxis.set_minor_formatter(NullFormatter())
+            if all(r["families"][family][measure] > 0 for r in run["records"].values()):
+                axes.set_xscale("log", base=2)
+                axes.xaxis.set_major_formatter(ScalarFormatter())
+                axes.xaxis.set_minor_formatter(NullFormatter())
             axes.grid(alpha=0.3)
         grid[0, column].set_title(family)
     for row in range(len(MEASURES)):

@@ -30,8 +30,8 @@ USUAL: dict[str, float] = {"tokens_per_pass": 1, "threshold": 0.9, "factor": 1.0
 class Canvas:
     """Lengths that all settings of a run share; `prompt_bucket` None lets `decode` choose."""
 
-    gen_length: int = 64
-    block_length: int = 16
+    gen_length: int = 32
+    block_length: int = 8
     prompt_bucket: int | None = None
 
 

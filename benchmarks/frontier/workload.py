@@ -19,8 +19,7 @@ from polestar_jax.errors import PolestarError
 FAMILIES: dict[str, tuple[str, ...]] = {
     "lines": ("copy", "reverse", "sort", "insert_index", "remove_index", "replace_index"),
     "free lines": ("shuffle", "insert_random", "remove_random", "replace_random"),
-    "latin": ("latin",),
-    "sudoku": ("sudoku",),
+    "puzzles": ("latin", "sudoku"),
     "sums": ("add",),
 }
 BUCKET = 16  # prompts are padded to a multiple of this, one length for the whole run

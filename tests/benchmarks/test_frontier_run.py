@@ -81,14 +81,14 @@ def test_file_on_disk_is_the_run_and_holds_every_setting(finished):
     run, request = finished
     assert read_run(request.path) == json.loads(json.dumps(run))
     assert list(run["records"]) == LABELS
-    assert run["identity"]["tasks"] == {"sudoku": 6, "add": 6, "latin": 6}  # 3 rows, 2 seeds
+    assert run["identity"]["tasks"] == {"sudoku": 4, "add": 6, "latin": 4}  # 2 seeds
     assert not list(request.path.parent.glob(".*"))
 
 
 def test_numbers_of_a_record_agree_with_each_other(finished):
     for record in finished[0]["records"].values():
         every = record["all"]
-        assert every["prompts"] == 18
+        assert every["prompts"] == 14
         assert sum(every["passes"].values()) == pytest.approx(every["nfe"])
         assert sum(every["commits"].values()) == pytest.approx(16)
         forward = every["answer_tokens"] / every["nfe"]
@@ -96,7 +96,7 @@ def test_numbers_of_a_record_agree_with_each_other(finished):
         low, high = every["tokens_per_forward_interval"]
         assert low <= forward <= high
         marks = "".join(task["marks"] for task in record["tasks"].values())
-        assert every["accuracy"] == pytest.approx(marks.count("1") / 18)
+        assert every["accuracy"] == pytest.approx(marks.count("1") / 14)
 
 
 def test_same_seeds_give_identical_answers_accuracy_and_nfe(finished, request_for, tmp_path):
