@@ -6,6 +6,8 @@
 #   make test-all                   the fast tests, then the slow ones
 #   make lint                       ruff and mypy
 #   make bench                      decoding speed on this machine
+#   make kernels-check              compile the GPU kernels, no GPU needed (Python >= 3.12)
+#   make gpu-check                  compare and time them on this machine's NVIDIA GPU
 #   make test PYTHON=python3.12     another Python, and with it the newest JAX
 
 USABLE = import sys; sys.exit(sys.version_info < (3, 11))
@@ -25,7 +27,7 @@ ORACLE ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all lint format bench clean
+.PHONY: help demo test test-slow test-all lint format bench clean kernels-check gpu-check
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -84,6 +86,32 @@ format: $(VENV)/.lint
 
 bench: $(VENV)/.bench
 	$(PY) -m benchmarks.decode $(ARGS)
+
+# The GPU compiler needs Python >= 3.12 and the newest JAX, so it has an environment of its own.
+AOT_USABLE = import sys; sys.exit(sys.version_info < (3, 12))
+AOT_CANDIDATES = python3 python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python3)
+AOT_PYTHON ?= $(shell for p in $(AOT_CANDIDATES); do \
+                $$p -c '$(AOT_USABLE)' >/dev/null 2>&1 && echo $$p && break; done)
+AOT_VENV ?= .venv-gpu-check
+
+$(AOT_VENV)/.ready: pyproject.toml
+	@test -n '$(AOT_PYTHON)' || { echo "Python 3.12 or newer is needed: make $(MAKECMDGOALS) AOT_PYTHON=..." >&2; exit 1; }
+	$(AOT_PYTHON) -m venv $(AOT_VENV)
+	$(AOT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[gpu-check]'
+	@touch $@
+
+kernels-check: $(AOT_VENV)/.ready
+	$(AOT_VENV)/bin/python -m polestar_jax.kernels.compile_check $(ARGS)
+
+# On a machine with a GPU; GPU_PY=python3 uses an environment that has jax[cuda13] already.
+$(VENV)/.gpu: pyproject.toml | $(PY)
+	$(PIP_INSTALL) -e '.[cuda13,bench]'
+	@touch $@
+
+GPU_PY ?= $(PY)
+gpu-check: $(if $(filter $(PY),$(GPU_PY)),$(VENV)/.gpu)
+	$(GPU_PY) -m benchmarks.kernels --only llada-8b/bfloat16 --json benchmarks/results/gpu_kernels.json
+	$(GPU_PY) -m benchmarks.gpu_step --json benchmarks/results/gpu_step.json
 
 clean:
 	rm -rf .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

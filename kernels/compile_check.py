@@ -8,8 +8,10 @@ tensor cores, is missing from the program, or when an in-place op copies its cac
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -87,6 +89,23 @@ def check(case: Case, gpu: str) -> Row:
     )
 
 
+def check_named(work: tuple[str, str]) -> Row:
+    """`check` by name, as a process of its own receives it."""
+    jax.config.update("jax_platforms", "cpu")
+    name, gpu = work
+    return check(next(case for case in cases() if case.name == name), gpu)
+
+
+def check_all(work: list[tuple[str, str]], jobs: int) -> Iterator[Row]:
+    """Rows in order, compiled by `jobs` processes (XLA's compiler uses little more than one)."""
+    if jobs <= 1 or len(work) < 4:
+        yield from map(check_named, work)
+        return
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        yield from pool.map(check_named, work)
+
+
 def judge(kernel: Kernel, gpu: str, matrix: bool) -> Iterator[str]:
     """What is wrong with a kernel on a card."""
     if kernel.spilled:
@@ -123,6 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpu", action="append", choices=list(SHARED_LIMIT), default=None)
     parser.add_argument("--only", default="", help="part of op/shape/dtype")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--json", type=Path, help="also write the table here")
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")
@@ -135,14 +155,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: no case contains {options.only!r}", file=sys.stderr)
         return 2
     rows = []
-    for gpu in options.gpu or ["A100", "H200"]:
-        for case in chosen:
-            try:
-                rows.append(check(case, gpu))
-            except PolestarError as error:
-                print(f"error: {case.name}: {error}", file=sys.stderr)
-                return 2
-            print(markdown(rows[-1:]).splitlines()[-1], flush=True)
+    work = [(case.name, gpu) for gpu in options.gpu or ["A100", "H200"] for case in chosen]
+    try:
+        for row in check_all(work, options.jobs):
+            rows.append(row)
+            print(markdown([row]).splitlines()[-1], flush=True)
+    except PolestarError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     if options.json:
         write_json(options.json, rows)
     bad = [r for r in rows if r.problems]
