@@ -23,15 +23,12 @@ def test_memory_is_that_of_the_loaded_weights_and_the_decode_state(run, model, l
     assert need["weights"] == weights == 4 * numbers["parameters"]
 
     config = pj.preset(policy, gen_length=16, block_length=8)
-    state = pj.init_state(loaded, [[3] * 20], config)
-    size = {
-        part: sum(x.nbytes for x in jax.tree.leaves(tree))
-        for part, tree in (("cache", state.cache), ("all", state))
-    }
-    assert need["sequence"]["cache"] == size["cache"]
-    assert need["sequence"]["cache"] + need["sequence"]["other"] == size["all"]
-    assert need["sequence"]["logits"] == 4 * 8 * 32
-    assert need["batches"] == {"3": weights + 3 * sum(need["sequence"].values())}
+    state = pj.init_state(loaded, [[3] * 20] * 3, config)
+    (plan,) = need["batches"].values()
+    assert plan["parts"]["logits of a block"]["device"] == 4 * 3 * 8 * 32
+    kept = sum(x.nbytes for x in jax.tree.leaves(state))
+    assert plan["device"] == weights + kept + plan["parts"]["logits of a block"]["device"]
+    assert plan["host"] == 0
 
 
 def test_half_precision_halves_weights_and_caches(run, model):
@@ -40,7 +37,17 @@ def test_half_precision_halves_weights_and_caches(run, model):
         for extra in ((), ("--dtype", "bfloat16"))
     )
     assert full["weights"] == 2 * half["weights"]
-    assert full["sequence"]["cache"] == 2 * half["sequence"]["cache"] > 0
+    keys = [need["batches"]["1"]["parts"]["keys and values"]["device"] for need in (full, half)]
+    assert keys[0] == 2 * keys[1] > 0
+
+
+def test_fields_set_move_bytes_to_the_host(run, model):
+    fields = ("--set", "hidden_store=host", "--set", "kv_store=host")
+    result = run("info", model, "--policy", "polestar", *fields, "--batch-size", 2, "--json")
+    plan = json.loads(result.stdout)["memory"]["batches"]["2"]
+    for part in ("keys and values", "hidden inputs"):
+        assert plan["parts"][part]["device"] == 0 < plan["parts"][part]["host"]
+    assert "rows fetched from the host" in run("info", model, "--policy", "polestar", *fields).stdout
 
 
 def test_the_table_names_family_sizes_and_a_line_per_batch(run, model):
