@@ -69,6 +69,9 @@ def cases(dtypes: tuple[str, ...] = ("bfloat16", "float32")) -> Iterator[Case]:
         for name, refresh in refresh_shapes.SHAPES.items():
             if dtype == "bfloat16" or small(name):
                 yield from _refresh(name, refresh, dtype)
+        if dtype == "bfloat16":
+            for name, opening in refresh_shapes.OPENINGS.items():
+                yield _attend(name, opening, dtype)
         for name, store in nvfp4_shapes.SHAPES.items():
             if dtype == "bfloat16" or small(name):
                 yield from _nvfp4(name, store, dtype)
@@ -126,10 +129,14 @@ def _refresh(name: str, s: RefreshShape, dtype: str) -> Iterator[Case]:
         "scatter_cache", name, dtype, scatter_cache, (k, k, row_kv, row_kv, *index), False,
         4 * size_of(row_kv), (0, 1),
     )  # fmt: skip
-    yield Case(
-        "attend_rows", name, dtype, partial(attend_rows, theta=THETA),
-        (q, k, k, rows, count, count), True, size_of(q, q, k, k),
-    )  # fmt: skip
+    yield _attend(name, s, dtype)
+
+
+def _attend(name: str, s: RefreshShape, dtype: str) -> Case:
+    q, k, rows, count = _attention_args(s, dtype)
+    args = (q, k, k, rows, count, count)
+    run = partial(attend_rows, theta=THETA)
+    return Case("attend_rows", name, dtype, run, args, True, size_of(q, q, k, k))
 
 
 def _nvfp4(name: str, s: StoreShape, dtype: str) -> Iterator[Case]:

@@ -14,7 +14,6 @@ import json
 import multiprocessing
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,11 +130,9 @@ def markdown(rows: list[Row]) -> str:
 def write_json(path: Path, rows: list[Row]) -> None:
     """Atomically: a temporary sibling, then a rename."""
     body = {"jax": jax.__version__, "rows": [dataclasses.asdict(r) for r in rows]}
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w") as file:
-        json.dump(body, file, indent=1)
-        file.write("\n")
-    Path(temporary).replace(path)
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(json.dumps(body, indent=1) + "\n")
+    temporary.replace(path)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,3 +12,8 @@ SHAPES = {
     "odd-head": RefreshShape(3, 5, 6, 3, 80, 130, width=480, counts=(2, 0, 5)),
     "odd-row": RefreshShape(1, 1, 4, 2, 128, 77, width=48, counts=(1,)),
 }
+# Attention of an opening pass: all rows at once. Nothing is gathered or written back there.
+OPENINGS = {
+    "llada-8b-opening": RefreshShape(1, 1280, 32, 32, 128, 1280, width=4096, counts=(1280,)),
+    "dream-7b-opening": RefreshShape(1, 1280, 28, 4, 128, 1280, width=3584, counts=(1280,)),
+}

@@ -17,7 +17,7 @@ from polestar_jax.kernels.sparse_refresh import (
     scatter_cache,
     scatter_rows,
 )
-from polestar_jax.kernels.sparse_refresh.shapes import SHAPES
+from polestar_jax.kernels.sparse_refresh.shapes import OPENINGS, SHAPES
 from tests.kernels import oracle
 from tests.kernels.common import (
     IMPLEMENTATIONS,
@@ -100,9 +100,9 @@ def test_rows_are_moved_exactly_at_every_named_shape(name, dtype, implementation
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize(("name", "dtype"), named(SHAPES, FAST))
+@pytest.mark.parametrize(("name", "dtype"), named(SHAPES | OPENINGS, FAST))
 def test_attention_of_rows_matches_the_oracle_at_every_named_shape(name, dtype, implementation):
-    check_attention(SHAPES[name], dtype, implementation)
+    check_attention((SHAPES | OPENINGS)[name], dtype, implementation)
 
 
 @st.composite
