@@ -7,6 +7,7 @@
 #   make lint                       ruff and mypy
 #   make bench                      decoding speed on this machine
 #   make kernels-check              compile the GPU kernels, no GPU needed (Python >= 3.12)
+#   make program-check              compile the decode programs of 8-billion-parameter models, likewise
 #   make gpu-check                  compare and time them on this machine's NVIDIA GPU
 #   make test PYTHON=python3.12     another Python, and with it the newest JAX
 
@@ -27,7 +28,7 @@ ORACLE ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all lint format bench clean kernels-check gpu-check
+.PHONY: help demo test test-slow test-all lint format bench clean kernels-check program-check gpu-check
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -102,6 +103,9 @@ $(AOT_VENV)/.ready: pyproject.toml
 
 kernels-check: $(AOT_VENV)/.ready
 	$(AOT_VENV)/bin/python -m polestar_jax.kernels.compile_check $(ARGS)
+
+program-check: $(AOT_VENV)/.ready
+	$(AOT_VENV)/bin/python -m benchmarks.gpu_program $(ARGS)
 
 # On a machine with a GPU; GPU_PY=python3 uses an environment that has jax[cuda13] already.
 $(VENV)/.gpu: pyproject.toml | $(PY)

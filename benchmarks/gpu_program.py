@@ -28,7 +28,6 @@ import jax.numpy as jnp
 
 import polestar_jax as pj
 from benchmarks.frontier.environment import environment, now, revision
-from benchmarks.frontier.store import write_text
 from benchmarks.shapes import LARGE
 from polestar_jax.decoding import loop
 from polestar_jax.decoding.decode import context_of, start_program
@@ -203,9 +202,15 @@ def full_passes(policy: str) -> list[str]:
     return [n for n in phase_names(policy) if policy == "vanilla" or n in ("open", "open_full")]
 
 
-def compile_group(model: str, policy: str, implementation: str, gpu: str) -> list[dict[str, Any]]:
-    """All programs of a policy for one card; runs in a process of its own."""
-    return [compile_case(case, gpu) for case in cases(model, policy, implementation)]
+def compile_group(
+    model: str, policy: str, implementation: str, gpu: str, programs: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A policy's programs (all, if none is named) for one card; runs in a process of its own."""
+    return [
+        compile_case(case, gpu)
+        for case in cases(model, policy, implementation)
+        if not programs or case.program in programs
+    ]
 
 
 def in_own_process(function: Callable, *arguments: Any) -> Any:
@@ -213,6 +218,14 @@ def in_own_process(function: Callable, *arguments: Any) -> Any:
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result()
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    """Write JSON beside `path`, then rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(document, indent=1) + "\n")
+    draft.replace(path)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -251,6 +264,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main(
     models: Sequence[str],
     policies: Sequence[str],
+    programs: Sequence[str],
     implementations: Sequence[str],
     gpus: Sequence[str],
     out: Path,
@@ -263,7 +277,7 @@ def main(
         rows = [
             row
             for implementation, gpu in itertools.product(implementations, gpus)
-            for row in in_own_process(compile_group, model, policy, implementation, gpu)
+            for row in in_own_process(compile_group, model, policy, implementation, gpu, programs)
         ]
         click.echo(table(rows) + "\n")
         found = [fault for row in rows for fault in faults(row)]
@@ -281,9 +295,7 @@ def main(
             "programs": rows,
             "faults": found,
         }
-        write_text(
-            out / f"gpu_program_{model}_{policy}.json", json.dumps(document, indent=1) + "\n"
-        )
+        write(out / f"gpu_program_{model}_{policy}.json", document)
         wrong += found
     for fault in wrong:
         click.echo(fault, err=True)
