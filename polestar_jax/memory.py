@@ -17,7 +17,7 @@ from polestar_jax.decoding.cache.clusters import LayerClusters
 from polestar_jax.decoding.config import DecodeConfig
 from polestar_jax.decoding.context import make_context
 from polestar_jax.decoding.prompts import bucket_length
-from polestar_jax.decoding.state import DecodeState, LayerCache
+from polestar_jax.decoding.state import DecodeState, HostCache, LayerCache
 from polestar_jax.errors import PolestarError
 from polestar_jax.model import abstract_transformer, parameter_shapes
 from polestar_jax.store import RowStore
@@ -137,12 +137,15 @@ def abstract_state(
 
 def kept_arrays(state: DecodeState) -> Iterator[tuple[str, Any, str]]:
     """Every array of a state (real or abstract) with the name of its part and its place."""
-    known = (LayerCache, LayerClusters, RowStore)
+    known = (LayerCache, HostCache, LayerClusters, RowStore)
     proxy = ("scores", "normaliser")
     for node in jax.tree.leaves(state.cache, is_leaf=lambda x: isinstance(x, known)):
         if isinstance(node, LayerCache):
-            yield from ((KEYS, a, node.place) for a in jax.tree.leaves((node.k, node.v)))
-            yield from ((RAW, a, node.place) for a in jax.tree.leaves(node.raw))
+            yield from ((KEYS, a, "device") for a in jax.tree.leaves((node.k, node.v)))
+            yield from ((RAW, a, "device") for a in jax.tree.leaves(node.raw))
+        elif isinstance(node, HostCache):
+            one = jax.ShapeDtypeStruct(node.stacked.shape[1:], node.stacked.dtype)
+            yield from ((RAW if name == "raw" else KEYS, one, "host") for name in node.names)
         elif isinstance(node, RowStore):
             yield HIDDEN, node.data, node.place
             yield from ((CLUSTERS, a, "device") for a in jax.tree.leaves(node.base))

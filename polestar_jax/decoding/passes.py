@@ -10,9 +10,9 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from polestar_jax.decoding.context import Context, Rope
 from polestar_jax.decoding.ops import attend_cached, attend_measured
-from polestar_jax.decoding.state import AttentionMemory, LayerCache
+from polestar_jax.decoding.state import AttentionMemory, HostCache, LayerCache, StoredCache
 from polestar_jax.rope import apply_rope
-from polestar_jax.store.place import fetch, put, settle, to_host
+from polestar_jax.store.place import fetch, settle, to_host
 
 
 @jax.tree_util.register_dataclass
@@ -28,64 +28,66 @@ class RowsResult:
     """
 
     hidden: Array
-    layers: tuple[LayerCache, ...]
+    layers: tuple[StoredCache, ...]
     memory: AttentionMemory | None
     drift: Array | None
 
 
-def empty_layers(ctx: Context, raw: bool = False, place: str = "device") -> tuple[LayerCache, ...]:
+def empty_layers(ctx: Context, raw: bool = False, place: str = "device") -> tuple[StoredCache, ...]:
     """Zeroed caches for every layer; `raw` asks for the keys before rotation too."""
     c, dtype = ctx.model_config, ctx.model.dtype
     shape = (ctx.batch, c.num_kv_heads, ctx.total, c.head_dim)
+    names = ("v", "raw") if ctx.kernels else ("k", "v", "raw") if raw else ("k", "v")
 
-    def zeros() -> Array:
-        return put(jnp.zeros(shape, dtype), place)
+    def one() -> StoredCache:
+        if place == "host":
+            return HostCache(to_host(jnp.zeros((len(names), *shape), dtype)), names)
+        return named_layer({name: jnp.zeros(shape, dtype) for name in names})
 
-    return tuple(
-        LayerCache(
-            k=None if ctx.kernels else zeros(),
-            v=zeros(),
-            raw=zeros() if raw or ctx.kernels else None,
-            place=place,
-        )
-        for _ in range(c.num_layers)
-    )
+    return tuple(one() for _ in range(c.num_layers))
 
 
-def fetch_layer(cache: LayerCache, x: Array) -> tuple[LayerCache, Array]:
+def named_layer(arrays: dict[str, Array]) -> LayerCache:
+    """A cache of the given fields."""
+    return LayerCache(k=arrays.get("k"), v=arrays["v"], raw=arrays.get("raw"))
+
+
+def fetch_layer(stored: StoredCache, x: Array) -> tuple[LayerCache, Array]:
     """The cache on the device, and `x`; see `store.place.fetch`."""
-    fetched, x = fetch(cache, cache.place, x)
-    return dataclasses.replace(fetched, place="device"), x
+    if isinstance(stored, LayerCache):
+        return stored, x
+    stacked, x = fetch(stored.stacked, "host", x)
+    return named_layer({name: stacked[i] for i, name in enumerate(stored.names)}), x
 
 
-def settle_layer(cache: LayerCache, x: Array) -> tuple[LayerCache, Array]:
+def settle_layer(stored: StoredCache, x: Array) -> tuple[StoredCache, Array]:
     """The written cache and `x`, which waits for it; see `store.place.settle`."""
-    return settle(cache, cache.place, x)
+    return settle(stored, "device" if isinstance(stored, LayerCache) else "host", x)
 
 
-def put_layer(stored: LayerCache, fresh: LayerCache, start: Array | int, rows: int) -> LayerCache:
+def put_layer(stored: StoredCache, fresh: LayerCache, start: Array | int, rows: int) -> StoredCache:
     """The stored cache with what changed of it: `rows` rows from `start` of `fresh`.
 
-    In host memory only those rows cross. They depend on what was read (see `store.place`), as
-    every row that a pass does not write comes from there.
+    To the host only those rows cross. They depend on what was read (see `store.place`), as every
+    row that a pass does not write comes from there.
     """
-    if stored.place == "device":
+    if isinstance(stored, LayerCache):
         return fresh
-
     total = fresh.v.shape[2]
     pieces = [(start, rows)]
     if rows == total:
         # A whole array put in the place of the stored one would do, but XLA follows the slices
         # that other passes update back to where the array comes from, and places that on the host.
         pieces = [(0, total // 2), (total // 2, total - total // 2)]
-
-    def one(old: Array, new: Array) -> Array:
-        for first, count in pieces:
-            part = to_host(lax.dynamic_slice_in_dim(new, first, count, axis=2))
-            old = lax.dynamic_update_slice_in_dim(old, part, first, axis=2)
-        return old
-
-    return jax.tree.map(one, stored, dataclasses.replace(fresh, place="host"))
+    stacked = stored.stacked
+    for first, count in pieces:
+        part = [
+            lax.dynamic_slice_in_dim(getattr(fresh, name), first, count, axis=2)
+            for name in stored.names
+        ]
+        new = to_host(jnp.stack(part))
+        stacked = lax.dynamic_update_slice_in_dim(stacked, new, first, axis=3)
+    return HostCache(stacked, stored.names)
 
 
 def write_rows(cached: Array, rows: Array, start: Array | int, writable: Array | None) -> Array:
@@ -121,7 +123,7 @@ def update_layer(
 def run_rows(
     ctx: Context,
     tokens: Array,
-    layers: tuple[LayerCache, ...] | None,
+    layers: tuple[StoredCache, ...] | None,
     start: Array | int,
     rows: int,
     block_start: Array,
@@ -151,7 +153,7 @@ def run_rows(
     rope = ctx.rope(start, rows)
     x = model.embed_tokens(ctx.rows_of(tokens, start, rows))
     last = ctx.model_config.num_layers - 1
-    updated: list[LayerCache] = []
+    updated: list[StoredCache] = []
     if layers is not None:
         ahead, x = fetch_layer(layers[0], x)
     for layer in range(last + 1):

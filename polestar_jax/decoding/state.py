@@ -19,14 +19,27 @@ PASS_KINDS = ("full", "windowed", "cached", "refresh")
 class LayerCache:
     """Rotated keys `k`, values and keys before rotation `raw` of one layer, [B, Hk, T, D].
 
-    `k` or `raw` is None where the program has no use for it. The arrays lie in pinned host memory
-    if `place` is "host", else on the device.
+    `k` or `raw` is None where the program has no use for it.
     """
 
     k: Array | None
     v: Array
     raw: Array | None = None
-    place: str = dataclasses.field(default="device", metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HostCache:
+    """A layer's cache in pinned host memory: one array, so that a layer crosses in one copy.
+
+    `stacked` is [S, B, Hk, T, D], the fields `names` of `LayerCache` in this order.
+    """
+
+    stacked: Array
+    names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+
+
+StoredCache = LayerCache | HostCache
 
 
 @jax.tree_util.register_dataclass

@@ -10,7 +10,7 @@ from jax import Array
 from polestar_jax.decoding.context import Context
 from polestar_jax.decoding.ops import attend_cached, proxy_attention
 from polestar_jax.decoding.predict import predict
-from polestar_jax.decoding.state import DecodeState, LayerCache
+from polestar_jax.decoding.state import DecodeState, LayerCache, StoredCache
 from polestar_jax.drift.clustering import kmeans, random_rows, split_clusters, strided_rows
 from polestar_jax.drift.window import Window
 from polestar_jax.store import RowStore
@@ -57,7 +57,7 @@ class PolestarState:
             the signal "uncertainty".
     """
 
-    layers: tuple[LayerCache, ...]
+    layers: tuple[StoredCache, ...]
     clusters: tuple[LayerClusters, ...]
     hidden: tuple[RowStore, ...]
     embedded: Array

@@ -16,7 +16,7 @@ from polestar_jax.decoding.cache.base import (
 )
 from polestar_jax.decoding.context import Context
 from polestar_jax.decoding.passes import empty_layers, run_rows
-from polestar_jax.decoding.state import DecodeState, LayerCache
+from polestar_jax.decoding.state import DecodeState, StoredCache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class DualCache(CachePolicy):
     The block's keys and values replace the cached ones in every pass (arXiv 2505.22618).
     """
 
-    def init(self, ctx: Context) -> tuple[LayerCache, ...]:
+    def init(self, ctx: Context) -> tuple[StoredCache, ...]:
         return empty_layers(ctx)
 
     def phases(self) -> tuple[Phase, ...]:

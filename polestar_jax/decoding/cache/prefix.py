@@ -16,7 +16,7 @@ from polestar_jax.decoding.cache.base import (
 )
 from polestar_jax.decoding.context import Context
 from polestar_jax.decoding.passes import RowsResult, empty_layers, run_rows
-from polestar_jax.decoding.state import DecodeState, LayerCache
+from polestar_jax.decoding.state import DecodeState, StoredCache
 
 MAX_SIZES = 4  # compiled row counts of a later pass; the smallest that fits is run
 
@@ -30,7 +30,7 @@ class PrefixCache(CachePolicy):
     depend on the choice.
     """
 
-    def init(self, ctx: Context) -> tuple[LayerCache, ...]:
+    def init(self, ctx: Context) -> tuple[StoredCache, ...]:
         return empty_layers(ctx)
 
     def phases(self) -> tuple[Phase, ...]:

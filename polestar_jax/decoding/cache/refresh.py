@@ -35,7 +35,13 @@ from polestar_jax.decoding.passes import (
     settle_layer,
     update_layer,
 )
-from polestar_jax.decoding.state import PASS_KINDS, AttentionMemory, DecodeState, LayerCache
+from polestar_jax.decoding.state import (
+    PASS_KINDS,
+    AttentionMemory,
+    DecodeState,
+    LayerCache,
+    StoredCache,
+)
 from polestar_jax.drift.clustering import move_centroids, split_clusters, unit
 from polestar_jax.drift.selection import compact, rank_clusters, rows_of_clusters
 from polestar_jax.drift.window import Window
@@ -210,7 +216,7 @@ def refresh_pass(
     embedded = cache.embedded
     if policy.reembed_suffix_commits:
         packet, embedded = suffix_packet(ctx, state, window, trigger)
-    layers: list[LayerCache] = []
+    layers: list[StoredCache] = []
     stores: list[RowStore] = []
     clusters, selections = [], []
     ahead, x = fetch_next(cache, 0, x)
