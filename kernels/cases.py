@@ -112,7 +112,7 @@ def _proxy(name: str, s: AttentionShape, dtype: str) -> Case:
 
 
 def _refresh(name: str, s: RefreshShape, dtype: str) -> Iterator[Case]:
-    q, k, rows, count = _attention_args(s, dtype)
+    _, k, rows, count = _attention_args(s, dtype)
     hidden = Abstract((s.batch, s.length, s.width), dtype)
     new = Abstract((s.batch, s.rows, s.width), dtype)
     row_kv = Abstract((s.batch, s.rows, s.kv_heads, s.head_dim), dtype)
