@@ -68,7 +68,7 @@ def drift_tolerance(drift, allowed):
 FEW = settings(
     max_examples=2, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate)
 )
-MANY = settings(FEW, max_examples=30, derandomize=False)
+MANY = settings(FEW, max_examples=12, derandomize=False)
 
 
 def close(got, want, tolerance, what=""):
