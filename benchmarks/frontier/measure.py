@@ -33,7 +33,7 @@ class Outcome:
     refreshed_rows: np.ndarray
     row_layers: np.ndarray
     flops: np.ndarray
-    digest: str
+    tokens: np.ndarray  # [prompts, G]
     wall: float
     cpu: float
 
@@ -43,12 +43,8 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
     merged: dict[str, Any] = {}
     for field in dataclasses.fields(Outcome):
         values = [getattr(outcome, field.name) for outcome in outcomes]
-        if field.name == "digest":
-            merged["digest"] = hashlib.sha256("".join(values).encode()).hexdigest()
-        elif field.name in ("wall", "cpu"):
-            merged[field.name] = sum(values)
-        else:
-            merged[field.name] = np.concatenate(values)
+        times = field.name in ("wall", "cpu")
+        merged[field.name] = sum(values) if times else np.concatenate(values)
     return Outcome(**merged)
 
 
@@ -71,7 +67,6 @@ def run_task(
             for strict in (False, True)
         ]
         stats, done = result.stats, work(model.config, config, prompts.tokens.shape[1], result)
-        outputs = result.tokens[:count].tobytes() + result.nfe[:count].tobytes()
         parts.append(
             Outcome(
                 right=np.array(marks[0]),
@@ -83,7 +78,7 @@ def run_task(
                 refreshed_rows=stats.refreshed_rows[:count],
                 row_layers=done.row_layers[:count],
                 flops=done.flops[:count],
-                digest=hashlib.sha256(outputs).hexdigest(),
+                tokens=result.tokens[:count],
                 wall=timed.wall,
                 cpu=timed.cpu,
             )
@@ -174,7 +169,9 @@ def measure(
 def _task_record(outcome: Outcome, layers: int) -> dict[str, Any]:
     """A summary with each prompt's mark (for paired comparisons) and a digest of all tokens."""
     marks = "".join(str(int(mark)) for mark in outcome.right)
-    return summary(outcome, layers) | {"marks": marks, "digest": outcome.digest}
+    content = outcome.tokens.astype("<i4").tobytes() + outcome.nfe.astype("<i8").tobytes()
+    digest = hashlib.sha256(content).hexdigest()
+    return summary(outcome, layers) | {"marks": marks, "digest": digest}
 
 
 def marks(record: Mapping[str, Any], tasks: Sequence[str]) -> np.ndarray:

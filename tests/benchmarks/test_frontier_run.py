@@ -5,8 +5,10 @@ import dataclasses
 import json
 
 import checkpoints
+import jax
 import pytest
 
+import polestar_jax as pj
 from benchmarks.ablations import ablations
 from benchmarks.embedded.plan import PLANS
 from benchmarks.embedded.vocabulary import save_tokenizer
@@ -17,7 +19,7 @@ from benchmarks.frontier.report import markdown
 from benchmarks.frontier.runner import Request, execute, prepare
 from benchmarks.frontier.settings import frontier_settings
 from benchmarks.frontier.store import check, read_run
-from benchmarks.frontier.workload import FAMILIES
+from benchmarks.frontier.workload import FAMILIES, batches, make_workload
 from benchmarks.tasks import TASKS
 from polestar_jax.errors import PolestarError
 
@@ -242,3 +244,22 @@ def test_missing_and_damaged_weights_are_named(capsys, model, tmp_path):
         said = fails(capsys, frontier, "--model", folder, "--out", tmp_path / "out", "--quiet")
         assert str(folder) in said
         assert said.strip().count("\n") == 0
+
+
+def test_batch_size_changes_neither_prompts_nor_random_keys(model):
+    loaded = pj.load(model)
+    rows = make_workload(loaded, ("copy", "add"), 7, (0, 5)).rows["add"]
+    config = pj.preset("parallel", gen_length=8, block_length=8, prompt_bucket=16)
+
+    def collected(size):
+        found = {}
+        for part, prompts, keys in batches(loaded, rows, size, config):
+            assert prompts.tokens.shape[0] == size
+            for i, row in enumerate(part):
+                key = tuple(jax.random.key_data(keys[i]).tolist())
+                found[row.seed, row.number] = (key, prompts.tokens[i].tolist())
+        return found
+
+    one = collected(3)
+    assert one == collected(5)
+    assert len(one) == len({key for key, _ in one.values()}) == 14
