@@ -59,7 +59,10 @@ def info(
         block = block_length or min(32, max(1, config.max_length // 4))
         gen_length = max(min(256, config.max_length // 2) // block * block, block)
     fields = {"gen_length": gen_length, "block_length": block}
-    decoding = build_config(policy, None, None, {**parse_assignments(assignments), **fields})
+    given = parse_assignments(assignments)
+    if twice := sorted(set(given) & set(fields)):
+        raise PolestarError(f"set {twice[0]} by its own option, not by --set")
+    decoding = build_config(policy, None, None, given | fields)
     prompt = prompt_length
     if prompt is None:
         prompt = max(0, min(512, config.max_length - decoding.gen_length))

@@ -47,7 +47,9 @@ def test_fields_set_move_bytes_to_the_host(run, model):
     plan = json.loads(result.stdout)["memory"]["batches"]["2"]
     for part in ("keys and values", "hidden inputs"):
         assert plan["parts"][part]["device"] == 0 < plan["parts"][part]["host"]
-    assert "rows fetched from the host" in run("info", model, "--policy", "polestar", *fields).stdout
+    assert (
+        "rows fetched from the host" in run("info", model, "--policy", "polestar", *fields).stdout
+    )
 
 
 def test_the_table_names_family_sizes_and_a_line_per_batch(run, model):
@@ -65,3 +67,9 @@ def test_lengths_that_do_not_fit_the_model_are_refused(run, model):
     result = run("info", model, "--prompt-length", 90, "--gen-length", 32)
     assert result.exit_code == 2
     assert "prompt_length 90 and gen_length 32 exceed the model's maximum of 96" in result.stderr
+
+
+def test_a_length_given_by_set_is_refused_rather_than_ignored(run, model):
+    result = run("info", model, "--set", "gen_length=32")
+    assert result.exit_code == 2
+    assert "set gen_length by its own option" in result.stderr
