@@ -47,6 +47,13 @@ CLUSTERS = ((1, 8), (2, 8), (4, 8), (8, 8), (2, 4), (8, 16))  # refreshed, of ho
 WINDOWS = ((1, 0), (1, 1), (2, 0), (2, 1), (4, 2), (8, 8))  # blocks before, behind
 
 
+def word(value: Any) -> float | int | str:
+    """How a value stands in tables."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else value
+
+
 def ablation_settings(canvas: Canvas, groups: Sequence[str]) -> list[Setting]:
     """The policies at their defaults, then Polestar with one thing changed at a time.
 
@@ -64,7 +71,7 @@ def ablation_settings(canvas: Canvas, groups: Sequence[str]) -> list[Setting]:
 
     for name, values in FIELDS.items():
         for value in values:
-            add(name, value if isinstance(value, int | float | str) else "none", **{name: value})
+            add(name, word(value), **{name: value})
     for chosen, count in CLUSTERS:
         add("clusters", f"{chosen} of {count}", refresh_clusters=chosen, num_clusters=count)
     for before, after in WINDOWS:

@@ -28,20 +28,68 @@ COLUMNS = (
 
 def markdown(run: Run) -> str:
     """The whole report."""
-    parts = [header(run), NOTES]
     everything = list(run["records"].values())
-    groups = {"all tasks": None} | dict.fromkeys(run["families"])
-    if len(run["families"]) == 1:
-        groups = dict.fromkeys(run["families"])
-    for family in groups:
-        chosen = None if family == "all tasks" else family
-        parts.append(f"## {family[0].upper()}{family[1:]}\n\n" + points(everything, chosen))
-    parts.append("## Accuracy by task, %\n\n" + by_task(run, usual(everything)))
     if run["identity"]["kind"] == "frontier":
-        parts.append(pairs(run))
+        sections = by_family(run, everything)
+    else:
+        sections = by_knob(everything)
+    by_task = task_table(run, usual(everything))
+    parts = [
+        header(run),
+        glance(run),
+        NOTES,
+        *sections,
+        f"## Accuracy by task, %\n\n{by_task}",
+        pairs(run),
+    ]
     if run["drift"] is not None:
         parts.append(gate(run["drift"]))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def glance(run: Run) -> str:
+    """The usual settings on one line each: accuracy by family, speed over all tasks."""
+    families = list(run["families"])
+    rows = []
+    for record in usual(list(run["records"].values())):
+        if record["knob"] not in USUAL and record["knob"] != "policy":
+            continue
+        every = record["all"]
+        setting = "defaults" if record["knob"] == "policy" else setting_name(record)
+        rows.append(
+            [record["policy"], setting]
+            + [with_interval(record["families"][name]) for name in families]
+            + [
+                f"{every['tokens_per_forward']:.2f}",
+                f"{every['flops_per_token'] / 1e6:.1f}",
+                f"{every['tokens_per_second']:.0f}",
+            ]
+        )
+    columns = ["policy", "setting", *(f"{name} %" for name in families)]
+    return table([*columns, "TPF", "MFLOP/token", "tokens/s"], rows) if rows else ""
+
+
+def setting_name(record: Mapping[str, Any]) -> str:
+    return f"{record['knob'].replace('_', ' ')} {record['value']}"
+
+
+def by_family(run: Run, records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table over all tasks, and one for each family where there are several."""
+    families = list(run["families"])
+    sections = [] if len(families) == 1 else ["## All tasks\n\n" + points(records, None)]
+    for name in families:
+        sections.append(f"## {name[0].upper()}{name[1:]}\n\n" + points(records, name))
+    return sections
+
+
+def by_knob(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table over all tasks for each thing that was varied."""
+    sections = []
+    for knob in dict.fromkeys(record["knob"] for record in records):
+        title = knob.replace("_", " ")
+        chosen = [record for record in records if record["knob"] == knob]
+        sections.append(f"## {title[0].upper()}{title[1:]}\n\n" + points(chosen, None))
+    return sections
 
 
 def header(run: Run) -> str:
@@ -100,7 +148,7 @@ def points(records: Sequence[Mapping[str, Any]], family: str | None) -> str:
         rows.append(
             [
                 record["policy"],
-                f"{record['knob'].replace('_', ' ')} {record['value']}",
+                setting_name(record),
                 with_interval(s),
                 f"{s['tokens_per_forward']:.2f} ({low:.2f} to {high:.2f})",
                 f"{s['nfe']:.1f}",
@@ -123,26 +171,41 @@ def usual(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return chosen or list(records)
 
 
-def by_task(run: Run, records: Sequence[Mapping[str, Any]]) -> str:
+def task_table(run: Run, records: Sequence[Mapping[str, Any]]) -> str:
     names = list(run["identity"]["tasks"])
     rows = [
-        [r["policy"], f"{r['knob'].replace('_', ' ')} {r['value']}"]
-        + [percent(r["tasks"][name]["accuracy"]) for name in names]
+        [r["policy"], setting_name(r)] + [percent(r["tasks"][name]["accuracy"]) for name in names]
         for r in records
     ]
     return table(("policy", "setting", *names), rows)
 
 
-def pairs(run: Run) -> str:
-    """Accuracy against one token a pass and against the dual cache, prompt by prompt."""
+def references(run: Run, record: Mapping[str, Any]) -> dict[str, Mapping[str, Any] | None]:
+    """What a record is compared with, prompt by prompt."""
     records = run["records"]
-    base = records.get("vanilla tokens_per_pass=1")
+    if run["identity"]["kind"] == "ablations":
+        return {
+            "against polestar's defaults": records.get("polestar policy=default"),
+            "against fast-dllm-dual": records.get("fast-dllm-dual policy=default"),
+        }
+    same = KNOBS.get(record["policy"]) == "threshold"
+    dual = records.get(f"fast-dllm-dual threshold={record['value']}") if same else None
+    return {
+        "against one token a pass": records.get("vanilla tokens_per_pass=1"),
+        "against fast-dllm-dual at this threshold": dual,
+    }
+
+
+def pairs(run: Run) -> str:
+    """Differences of accuracy on the same prompts."""
     tasks = list(run["identity"]["tasks"])
-    rows = []
-    for record in records.values():
-        dual = records.get(f"fast-dllm-dual threshold={record['value']}")
+    rows: list[list[str]] = []
+    columns: list[str] = []
+    for record in run["records"].values():
         cells = []
-        for other in (base, dual if KNOBS.get(record["policy"]) == "threshold" else None):
+        others = references(run, record)
+        columns = list(others)
+        for other in others.values():
             if other is None or other is record:
                 cells.append("")
                 continue
@@ -150,14 +213,11 @@ def pairs(run: Run) -> str:
             low, high = (100 * x for x in interval(difference, mine, theirs))
             cells.append(f"{100 * np.mean(mine - theirs):+.1f} ({low:+.1f} to {high:+.1f})")
         if any(cells):
-            rows.append([record["policy"], f"{record['knob']} {record['value']}", *cells])
+            rows.append([record["policy"], setting_name(record), *cells])
     if not rows:
         return ""
-    columns = ("policy", "setting", "against one token a pass", "against fast-dllm-dual")
-    return (
-        "## Accuracy on the same prompts, difference in points with its 95 % interval\n\n"
-        + table(columns, rows)
-    )
+    title = "## Accuracy on the same prompts, difference in points with its 95 % interval\n\n"
+    return title + table(("policy", "setting", *columns), rows)
 
 
 def gate(drift: Mapping[str, Any]) -> str:

@@ -204,6 +204,7 @@ def test_every_ablation_changes_one_thing_and_holds_the_default():
     canvas = Canvas(64, 8)
     settings = ablation_settings(canvas, GROUPS)
     assert len({setting.label for setting in settings}) == len(settings)
+    assert {type(setting.value) for setting in settings} == {str, int, float}
     default = pj.preset("polestar", gen_length=64, block_length=8)
     for group in GROUPS[1:]:
         configs = [s.config for s in settings if s.knob == group]

@@ -196,6 +196,8 @@ def test_report_has_a_row_for_every_setting_and_pictures_are_written(finished, t
         setting = f"| {record['policy']} | {record['knob'].replace('_', ' ')} {record['value']} |"
         assert text.count(setting) >= 1 + len(run["families"])
     assert "drift spike" in text
+    text = markdown({**run, "identity": {**run["identity"], "kind": "ablations"}})
+    assert text.count("\n## Threshold\n") == text.count("\n## Tokens per pass\n") == 1
     paths = draw(run, tmp_path / "picture")
     assert [p.name for p in paths] == ["picture_causes.png", "picture.png", "picture_drift.png"]
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths)
