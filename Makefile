@@ -66,15 +66,16 @@ $(VENV)/.oracle-$(ORACLE): $(VENV)/.test
 demo: $(VENV)/.core
 	$(VENV)/bin/polestar-jax demo $(ARGS)
 
-test: $(VENV)/.oracle-$(ORACLE)
-	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile
 
-# One at a time: some of these measure memory and time.
+test: $(VENV)/.oracle-$(ORACLE)
+	$(PYTEST) $(ARGS)
+
 test-slow: $(VENV)/.oracle-$(ORACLE)
-	$(PY) -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 test-all: test
-	$(PY) -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 lint: $(VENV)/.lint
 	$(VENV)/bin/ruff check .
