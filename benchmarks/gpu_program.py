@@ -250,6 +250,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 @click.command(help=__doc__.splitlines()[0])
 @click.option("--model", "models", multiple=True, type=click.Choice(list(LARGE)))
 @click.option("--policy", "policies", multiple=True, default=("fast-dllm-dual",), show_default=True)
+@click.option("--program", "programs", multiple=True, help=f"A phase or {WHOLE!r}.  [default: all]")
 @click.option(
     "--implementation",
     "implementations",
