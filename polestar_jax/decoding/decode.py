@@ -118,7 +118,7 @@ def init_state(
     prepared = prepare_prompts(model, prompts, config)
     keys = _row_keys(key, prepared, config)
     with _explained(model, config, prepared):
-        return _start(model, prepared, config, keys, trace)
+        return jax.block_until_ready(_start(model, prepared, config, keys, trace))
 
 
 def decode_step(model: "Model", state: DecodeState, config: DecodeConfig) -> DecodeState:
