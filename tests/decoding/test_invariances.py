@@ -1,4 +1,4 @@
-"""Properties of every decoding: fused = stepwise, reproducible sampling, EOS, guaranteed progress."""
+"""What holds for every decoding: fused = stepwise, sampling, EOS, guaranteed progress."""
 
 import dataclasses
 import functools
@@ -211,7 +211,7 @@ def model_with_head(kind: str) -> pj.Model:
 @pytest.mark.parametrize("head", ["uniform", "prefers_mask"])
 @pytest.mark.parametrize("policy", ["dual_threshold", "polestar"])
 def test_decoding_ends_without_masks_whatever_the_head_says(policy, head):
-    """A head that always prefers the mask token, or nothing at all, neither loops nor commits it."""
+    """A head that prefers the mask token, or nothing at all: no endless loop, no mask."""
     model = model_with_head(head)
     if head == "prefers_mask":
         tokens = np.concatenate([small_batch(0)[1], np.full(16, MASK)])[None]

@@ -35,7 +35,13 @@ def index() -> dict[str, dict[str, Any]]:
 
 def recording(name: str) -> dict[str, Array]:
     with np.load(ROOT / name) as file:
-        return {key: file[key] for key in file.files}
+        arrays = {key: file[key] for key in file.files}
+    if "centroids_pass" in arrays:  # kept for some passes only: NaN for the others
+        kept = arrays["centroids_after"]
+        full = np.full((len(arrays["pass_kind"]), *kept.shape[1:]), np.nan, kept.dtype)
+        full[arrays["centroids_pass"]] = kept
+        arrays["centroids_after"] = full
+    return arrays
 
 
 @functools.cache

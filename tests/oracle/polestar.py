@@ -183,7 +183,8 @@ class Polestar:
     def open(self, block: int) -> None:
         flags = self.set.windowed
         windowed = block > 0 and flags[block % len(flags)]
-        first, end = (self.w0, self.w1) if windowed else (0, self.total)
+        first = min(self.w0, lead_in(self.net, self.s, self.set.shift)) if windowed else 0
+        end = self.w1 if windowed else self.total
         rows = np.arange(first, end)
         final, p, inputs = self.net.forward(self.x, rows, self.cache)
         old = self.layers
@@ -285,7 +286,7 @@ class Polestar:
                 self.x[i] = q.argmax()
                 late[i] = True
         if s.reembed:
-            self.pending |= set(np.flatnonzero(late).tolist())
+            self.pending |= {i for i in np.flatnonzero(late).tolist() if i < self.w1}
         self.last = int((sure | early).sum())
         self.since += self.last
         self.done = s.stop_at_eos and finish_at_eos(self.x, self.start, self.net)

@@ -65,7 +65,8 @@ class Net:
     def queries(self, layer: int, hidden: Array) -> Array:
         """Un-rotated queries [R, H, D] of layer inputs [R, M]."""
         x = self.norm(hidden, self.w[f"layers.{layer}.attn_norm"])
-        return self.project(layer, "q", x).reshape(len(x), self.config.num_heads, -1)
+        shape = (len(x), self.config.num_heads, self.config.head_dim)
+        return self.project(layer, "q", x).reshape(shape)
 
     def write(self, cache: Cache, layer: int, rows: Array, hidden: Array) -> None:
         """Recompute the keys and values of `rows` from their layer inputs."""
