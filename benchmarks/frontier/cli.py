@@ -105,7 +105,13 @@ def run(kind: str, tasks: Sequence[str], options: dict[str, Any], quick: bool, m
     options["limit"] = options["limit"] or LIMIT
     out: Path = options.pop("out")
     source = options["data"] and "parallelbench"
-    parts = (kind, Path(options["model"]).name, source, quick and "quick", options.pop("name"))
+    parts = (
+        kind,
+        Path(options["model"]).resolve().name,
+        source,
+        quick and "quick",
+        options.pop("name"),
+    )
     stem = "_".join(part for part in parts if part)
     request = Request(
         kind=kind,
@@ -159,6 +165,11 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None) 
         code = 2
     except PolestarError as error:
         click.echo(f"Error: {error}", err=True)
+        code = 2
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        click.echo("Error: the device ran out of memory; lower --batch-size", err=True)
         code = 2
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted; the same command resumes", err=True)

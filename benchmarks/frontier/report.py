@@ -30,10 +30,9 @@ def markdown(run: Run) -> str:
     """The whole report."""
     everything = list(run["records"].values())
     if run["identity"]["kind"] == "frontier":
-        sections = by_family(run, everything)
+        sections, by_task = by_family(run, everything), task_table(run, usual(everything))
     else:
-        sections = by_knob(everything)
-    by_task = task_table(run, usual(everything))
+        sections, by_task = by_knob(everything), task_table(run, everything)
     parts = [
         header(run),
         glance(run),
@@ -52,8 +51,6 @@ def glance(run: Run) -> str:
     families = list(run["families"])
     rows = []
     for record in usual(list(run["records"].values())):
-        if record["knob"] not in USUAL and record["knob"] != "policy":
-            continue
         every = record["all"]
         setting = "defaults" if record["knob"] == "policy" else setting_name(record)
         rows.append(
@@ -166,8 +163,8 @@ def points(records: Sequence[Mapping[str, Any]], family: str | None) -> str:
 
 
 def usual(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Records at their knob's usual value (threshold 0.9, ...); all, where none is."""
-    chosen = [r for r in records if USUAL.get(r["knob"]) == r["value"]]
+    """Records at their knob's usual value (threshold 0.9, ...) or all defaults; else every one."""
+    chosen = [r for r in records if r["knob"] == "policy" or USUAL.get(r["knob"]) == r["value"]]
     return chosen or list(records)
 
 

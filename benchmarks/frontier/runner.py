@@ -69,7 +69,7 @@ def prepare(request: Request) -> Prepared:
     canvas = Canvas(request.gen_length, request.block_length, workload.prompt_bucket)
     identity = {
         "kind": request.kind,
-        "model": model_facts(Path(request.model).name, model),
+        "model": model_facts(Path(request.model).resolve().name, model),
         "source": workload.source,
         "prompts": workload.style,
         "tasks": {name: len(rows) for name, rows in workload.rows.items()},

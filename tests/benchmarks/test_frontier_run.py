@@ -23,9 +23,9 @@ from benchmarks.frontier.workload import FAMILIES, batches, make_workload
 from benchmarks.tasks import TASKS
 from polestar_jax.errors import PolestarError
 
-POLICIES = ("vanilla", "polestar")
+POLICIES = ("vanilla", "polestar-commit")
 VALUES = {"threshold": (0.5, 0.9), "tokens_per_pass": (4,)}
-LABELS = ["vanilla tokens_per_pass=4", "polestar threshold=0.5", "polestar threshold=0.9"]
+LABELS = ["vanilla tokens_per_pass=4"] + [f"polestar-commit threshold={t}" for t in (0.5, 0.9)]
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_equal_configurations_are_measured_once(finished, monkeypatch):
     run, request = finished
     prepared = prepare(request)
     monkeypatch.setattr(runner, "measure", lambda *_: pytest.fail("measured again"))
-    settings = frontier_settings(["polestar"], prepared.canvas, VALUES)
+    settings = frontier_settings(POLICIES[1:], prepared.canvas, VALUES)
     twin = dataclasses.replace(settings[1], policy="twin", knob="name", value="other")
     monkeypatch.setattr(runner, "save_run", lambda *_: None)
     record = execute(prepared, [twin], request)["records"]["twin name=other"]
