@@ -112,7 +112,7 @@ def parts(subject: Subject) -> dict[str, tuple[Part, Any]]:
     shape = (subject.batch, c.num_kv_heads, subject.total, c.head_dim)
     # Of a scale that keeps chained products near 1: neither infinite nor denormal.
     k = [jax.random.normal(jax.random.key(5 + i), shape) * c.head_dim**-0.5 for i in layers]
-    v = [jax.random.normal(jax.random.key(5 + i), shape) * subject.total**-0.5 for i in layers]
+    v = [jax.random.normal(jax.random.key(1000 + i), shape) * subject.total**-0.5 for i in layers]
     state = dataclasses.replace(subject.state(), block_passes=jnp.int32(1))
 
     def whole(params: Any, state: pj.DecodeState) -> pj.DecodeState:
@@ -185,23 +185,29 @@ def compiled(subject: Subject, part: Part, carry: Any) -> Callable[[], tuple[flo
         return lax.fori_loop(0, PASSES, lambda _, c: part(params, c), carry)
 
     program = jax.jit(run, donate_argnums=1).lower(subject.params, carry).compile()
-    box = {"carry": jax.tree.map(jnp.copy, carry)}  # parts share arrays, and each donates its own
 
     def timed() -> tuple[float, float]:
+        fresh = jax.block_until_ready(jax.tree.map(jnp.copy, carry))  # the program reuses it
         wall, processor = time.perf_counter(), time.process_time()
-        box["carry"] = jax.block_until_ready(program(subject.params, box["carry"]))
-        return tuple(
-            1e3 * (now - then) / PASSES
-            for now, then in ((time.perf_counter(), wall), (time.process_time(), processor))
+        jax.block_until_ready(program(subject.params, fresh))
+        return (
+            1e3 * (time.perf_counter() - wall) / PASSES,
+            1e3 * (time.process_time() - processor) / PASSES,
         )
 
     timed()
     return timed
 
 
-def measure(name: str, subject: Subject, rounds: int) -> dict[str, Any]:
-    """Milliseconds per pass of the pass and its parts, and the pass in units of its products."""
-    timers = {part: compiled(subject, *work) for part, work in parts(subject).items()}
+def measure(
+    name: str, subject: Subject, rounds: int, chosen: dict[str, tuple[Part, Any]] | None = None
+) -> dict[str, Any]:
+    """Milliseconds per pass of the pass and its parts, and the pass in units of its products.
+
+    `chosen` names other parts than all of `parts`; the pass and its products must be among them.
+    """
+    chosen = parts(subject) if chosen is None else chosen
+    timers = {part: compiled(subject, *work) for part, work in chosen.items()}
     times: dict[str, list[tuple[float, float]]] = {part: [] for part in timers}
     for _ in range(rounds):
         for part, timer in timers.items():
