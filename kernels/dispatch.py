@@ -11,6 +11,8 @@ from polestar_jax.errors import PolestarError
 # "pallas": the kernel, on NVIDIA GPUs from Ampere on. "interpret": the same kernel, executed by
 # Pallas's interpreter on any back end (slow; for tests). "xla": the plain JAX reference.
 IMPLEMENTATIONS = ("xla", "pallas", "interpret")
+# Some ops also have a body written for Hopper by hand, and Mosaic's interpreter for it.
+MOSAIC = ("mosaic", "mosaic-interpret")
 
 
 def dispatch(
@@ -20,6 +22,7 @@ def dispatch(
     reference: Callable[..., Any],
     kernel: Callable[..., Any],
     unsupported: str | None = None,
+    mosaic: Callable[..., Any] | None = None,
 ) -> Any:
     """Run `op` on `args` (pytrees of arrays) by the implementation asked for.
 
@@ -27,7 +30,8 @@ def dispatch(
     falls when the program is lowered: the kernel for CUDA, the reference for everything else, so
     that a program compiled ahead of time on a CPU machine holds the kernel too. `unsupported` says
     why the kernel can not take these arguments: then None takes the reference and a named kernel
-    raises. A named implementation runs or raises `PolestarError`; it is never replaced.
+    raises. `mosaic` is called like `kernel` and itself refuses what it can not take; it runs only
+    by name. A named implementation runs or raises `PolestarError`; it is never replaced.
     """
     if implementation == "xla":
         return reference(*args)
@@ -39,19 +43,29 @@ def dispatch(
             return kernel(*operands, interpret=False)
 
         return lax.platform_dependent(*args, cuda=lowered, default=reference)
+    if implementation in MOSAIC and mosaic is not None:
+        interpret = implementation == "mosaic-interpret"
+        if not interpret:
+            _need_gpu(op, implementation)
+        return mosaic(*args, interpret=interpret)
     if implementation not in IMPLEMENTATIONS:
         raise PolestarError(
             f"unknown implementation {implementation!r} of {op}; "
-            f"use None or one of: {', '.join(IMPLEMENTATIONS)}"
+            f"use None or one of: {', '.join(IMPLEMENTATIONS + (MOSAIC if mosaic else ()))}"
         )
     if unsupported:
         raise PolestarError(f"{op} has no kernel for {unsupported}; use implementation='xla'")
-    if implementation == "pallas" and target_platform() not in ("gpu", "cuda"):
+    if implementation == "pallas":
+        _need_gpu(op, implementation)
+    return kernel(*args, interpret=implementation == "interpret")
+
+
+def _need_gpu(op: str, implementation: str) -> None:
+    if target_platform() not in ("gpu", "cuda"):
         raise PolestarError(
-            f"implementation='pallas' of {op} needs an NVIDIA GPU and the target here is "
+            f"implementation={implementation!r} of {op} needs an NVIDIA GPU and the target here is "
             f"{target_platform()!r}; use None, 'xla' or 'interpret'"
         )
-    return kernel(*args, interpret=implementation == "interpret")
 
 
 def target_platform() -> str:

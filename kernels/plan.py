@@ -39,6 +39,14 @@ class Plan:
         half = itemsize == 2
         row_tile = min(64 if half else 32, power_of_two(rows, 16))
         key_tile = 64 if half and row_tile <= 32 else 32
+        warps = 8 if row_tile >= 32 or rotary or not half else 4
+        return cls.cut(groups, rows, length, row_tile, key_tile, warps)
+
+    @classmethod
+    def cut(
+        cls, groups: int, rows: int, length: int, row_tile: int, key_tile: int, warps: int
+    ) -> "Plan":
+        """With the given tiles: as many splits as fill the card."""
         row_tiles, tiles = -(-rows // row_tile), -(-length // key_tile)
         free = TARGET_PROGRAMS // (groups * row_tiles)
         splits = max(1, min(free, tiles // TILES_PER_SPLIT))
@@ -49,6 +57,6 @@ class Plan:
             row_tiles=row_tiles,
             splits=-(-tiles // per_split),
             tiles_per_split=per_split,
-            warps=8 if row_tile >= 32 or rotary or not half else 4,
+            warps=warps,
             stages=2,
         )

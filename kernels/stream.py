@@ -117,13 +117,15 @@ def stream(
         interpret=interpret,
         name=name,
     )(inputs)
-    return _merge(got, previous, v)
+    return merge(got, None if previous is None else previous[1], v)
 
 
-def _merge(
-    got: dict[str, Array], previous: tuple[Array, Array] | None, v: Array | None
-) -> dict[str, Array]:
-    """Merge the splits by their log-normalisers and close the drift."""
+def merge(got: dict[str, Array], before: Array | None, v: Array | None) -> dict[str, Array]:
+    """Merge the splits by their log-normalisers and close the drift.
+
+    got: "normaliser" and "kl" [S, G, N], "out" [S, G, N, D], "scores"; before: the previous pass's
+    log-normaliser [G, N], with "kl"; v: the values, whose dtype "out" takes.
+    """
     parts = got["normaliser"]  # [S, G, N]
     if parts.shape[0] == 1:
         normaliser, weights = parts[0], jnp.ones_like(parts)
@@ -142,8 +144,8 @@ def _merge(
             out = out[0]
         result["out"] = out
     if "kl" in got:
-        assert previous is not None
-        kl = jnp.sum(got["kl"] * weights, axis=0) - normaliser + previous[1]
+        assert before is not None
+        kl = jnp.sum(got["kl"] * weights, axis=0) - normaliser + before
         result["kl"] = jnp.maximum(kl, 0.0)
     return result
 

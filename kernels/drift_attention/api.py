@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -49,7 +50,9 @@ def drift_attention(
         computes no drift.
       theta: base of the rotary frequencies.
       scores_dtype: in which the scores are kept for the next pass.
-      implementation: None, "xla", "pallas" or "interpret" (see `kernels.dispatch`).
+      implementation: None, "xla", "pallas" or "interpret" (see `kernels.dispatch`); "mosaic" and
+        "mosaic-interpret" name the body written for Hopper (half precision, D 128, T a multiple of
+        64, JAX >= 0.12).
 
     Raises:
       PolestarError: shapes that do not fit together, or an implementation that can not run.
@@ -79,6 +82,18 @@ def drift_attention(
         reference=partial(reference.drift_attention, **options),
         kernel=partial(pallas.drift_attention, **options),
         unsupported=unsupported_attention(q, k),
+        mosaic=partial(_mosaic, **options),
     )
     drift = None if kl is None else jnp.mean(kl, axis=1)
     return DriftAttention(attended, scores, normaliser, drift)
+
+
+def _mosaic(*args: Any, **options: Any) -> Any:
+    """Imported on use: not every supported JAX has all of Mosaic GPU."""
+    if jax.__version_info__ < (0, 12):
+        raise PolestarError(
+            f"drift_attention by Mosaic needs JAX 0.12, this is {jax.__version__}; use 'pallas'"
+        )
+    from polestar_jax.kernels.drift_attention import mosaic
+
+    return mosaic.drift_attention(*args, **options)

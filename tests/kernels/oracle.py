@@ -6,13 +6,13 @@ NEGATIVE = -1e30
 
 
 def rope(x, positions, theta):
-    """x [..., T, D] at positions [..., T]; angles in float32 as in models, the rest not."""
+    """x [B, H, T, D] at positions [B, 1, T]; angles in float32 as in models, the rest not."""
     d = x.shape[-1]
     frequencies = np.float32(1) / np.float32(theta) ** (np.arange(0, d, 2, dtype=np.float32) / d)
     angle = (positions[..., None].astype(np.float32) * frequencies).astype(np.float64)
-    pair = x[..., : d // 2] + 1j * x[..., d // 2 :]
-    turned = pair * np.exp(1j * angle)
-    return np.concatenate([turned.real, turned.imag], axis=-1)
+    cos, sin = np.cos(angle), np.sin(angle)
+    a, b = x[..., : d // 2], x[..., d // 2 :]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 def scores(q, k, pad, positions=None, theta=None):
@@ -21,9 +21,9 @@ def scores(q, k, pad, positions=None, theta=None):
     b, h, _, d = q.shape
     t = k.shape[2]
     if theta is not None:
-        q = rope(q, np.broadcast_to(positions[:, None], q.shape[:3]), theta)
+        q = rope(q, positions[:, None], theta)
         own = np.arange(t)[None, :] - pad[:, None]
-        k = rope(k, np.broadcast_to(own[:, None], k.shape[:3]), theta)
+        k = rope(k, own[:, None], theta)
     out = np.empty((b, h, q.shape[2], t))
     for head in range(h):
         out[:, head] = q[:, head] @ k[:, head // (h // k.shape[1])].transpose(0, 2, 1)
