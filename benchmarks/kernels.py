@@ -27,6 +27,7 @@ import numpy as np
 from benchmarks.frontier.environment import environment, now, revision
 from benchmarks.frontier.store import write_text
 from polestar_jax.kernels.cases import Case, cases, size_of
+from polestar_jax.kernels.compile_check import SHARED_LIMIT
 from polestar_jax.kernels.nvfp4 import quantise
 
 SET_BYTES = 200 * 2**20  # of all input sets together: four times the L2 cache of an H200
@@ -175,7 +176,7 @@ def relative_error(got: Any, want: Any) -> float:
 def measure(case: Case, bandwidth: float, kernel: str | None, repeats: int) -> Timing:
     """Compare and time one case; `kernel` names the implementation, None times the reference."""
     number = max(2, min(MAX_SETS, -(-SET_BYTES // size_of(case.args))))
-    sets = [inputs(case, seed) for seed in range(number if kernel == "pallas" else 2)]
+    sets = [inputs(case, seed) for seed in range(number if jax.default_backend() == "gpu" else 2)]
     reference, want = time_program(case, "xla", sets, repeats)
     took = error = None
     if kernel is not None:
@@ -242,8 +243,13 @@ def main(only: str, repeats: int, reference: bool, path: Path | None) -> None:
     if not on_gpu:
         click.echo("No GPU: the kernels were not run; these are the references on the CPU.")
     timings = []
+    card = next((c for c in SHARED_LIMIT if c in facts["device"]), "")
     for case in chosen:
-        timings.append(measure(case, bandwidth, "pallas" if on_gpu else None, repeats))
+        if case.kernel and card not in case.cards:
+            continue
+        timings.append(
+            measure(case, bandwidth, (case.kernel or "pallas") if on_gpu else None, repeats)
+        )
         click.echo(table(timings[-1:]).splitlines()[-1], err=True)
     click.echo(table(timings))
     if path:

@@ -8,11 +8,12 @@ and matrix instructions. What can not: speed.
 
 import contextlib
 import dataclasses
+import os
 import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,13 +104,14 @@ def compile_for(
 
     abstract = jax.tree.map(described, tuple(args))
     start = time.perf_counter()
-    with _card_in_scope(name, cores):
-        lowered = jax.jit(fn, donate_argnums=donate_argnums, **jit_options).lower(*abstract)
     with tempfile.TemporaryDirectory(prefix="polestar-aot-") as folder:
+        with _card_in_scope(name, cores), _mosaic_dump(folder if resources else None):
+            lowered = jax.jit(fn, donate_argnums=donate_argnums, **jit_options).lower(*abstract)
         options: dict[str, Any] = {}
         if resources:
             options = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"}
-        compiled = lowered.compile(compiler_options=options or None)
+        with _mosaic_dump(folder if resources else None):
+            compiled = lowered.compile(compiler_options=options or None)
         seconds = time.perf_counter() - start
         kernels = kernel_resources(Path(folder)) if resources else ()
     hlo, memory = compiled.as_text(), compiled.memory_analysis()
@@ -127,6 +129,22 @@ def compile_for(
         kernels=kernels,
         hlo=hlo,
     )
+
+
+@contextlib.contextmanager
+def _mosaic_dump(folder: str | None) -> Iterator[None]:
+    """Let Mosaic, which assembles kernels by itself, leave their code in `folder` too."""
+    if folder is None:
+        yield
+        return
+    before = os.environ.get("MOSAIC_GPU_DUMP_TO")
+    os.environ["MOSAIC_GPU_DUMP_TO"] = folder
+    try:
+        yield
+    finally:
+        del os.environ["MOSAIC_GPU_DUMP_TO"]
+        if before is not None:
+            os.environ["MOSAIC_GPU_DUMP_TO"] = before
 
 
 def _plugin_library() -> Path | None:

@@ -46,6 +46,8 @@ class Case:
     matrix: bool
     moved: int
     donate: tuple[int, ...] = ()
+    kernel: str | None = None  # the implementation to check; None is the dispatcher's choice
+    cards: tuple[str, ...] = ("A100", "H100", "H200")
 
     @property
     def name(self) -> str:
@@ -102,6 +104,11 @@ def _drift(name: str, s: AttentionShape, dtype: str) -> Iterator[Case]:
     first = (q, k, k, positions, pad)
     yield Case("drift_attention", name, dtype, run, (*first, previous), True, moved + kept)
     yield Case("drift_attention_first", name, dtype, run, first, True, moved)
+    if dtype == "bfloat16" and s.head_dim == 128 and s.length % 64 == 0:
+        yield Case(
+            "drift_attention_mosaic", name, dtype, run, (*first, previous), True, moved + kept,
+            kernel="mosaic", cards=("H100", "H200"),
+        )  # fmt: skip
 
 
 def _proxy(name: str, s: AttentionShape, dtype: str) -> Case:

@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -24,7 +25,7 @@ from polestar_jax.kernels import aot
 from polestar_jax.kernels.cases import Case, cases, size_of
 from polestar_jax.kernels.ptx import Kernel
 
-TRITON = "__gpu$xla.gpu.triton"
+CALLS = {None: "__gpu$xla.gpu.triton", "mosaic": "mosaic_gpu_v2"}
 SHARED_LIMIT = {"A100": 163 * 1024, "H100": 227 * 1024, "H200": 227 * 1024}
 # The kernel's name in the program, where it is not the op's.
 KERNEL_OF = {
@@ -54,12 +55,12 @@ class Row:
 
 def check(case: Case, gpu: str) -> Row:
     """Compile one case and judge its kernel."""
-    # The dispatcher's own choice, not a named implementation: that is what the decode loop gets.
-    program = aot.compile_for(case.run, case.args, gpu, case.donate, resources=True)
+    run = partial(case.run, implementation=case.kernel)
+    program = aot.compile_for(run, case.args, gpu, case.donate, resources=True)
     name = KERNEL_OF.get(case.op, case.op)
     ours = [k for k in program.kernels if k.name.startswith(name)]
     problems = []
-    if not ours or not program.custom_calls.get(TRITON):
+    if not ours or not program.custom_calls.get(CALLS[case.kernel]):
         problems.append("the kernel is not in the program")
     if case.donate:
         target = size_of(*(case.args[i] for i in case.donate))
@@ -152,7 +153,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: no case contains {options.only!r}", file=sys.stderr)
         return 2
     rows = []
-    work = [(case.name, gpu) for gpu in options.gpu or ["A100", "H200"] for case in chosen]
+    gpus = options.gpu or ["A100", "H200"]
+    work = [(case.name, gpu) for gpu in gpus for case in chosen if gpu in case.cards]
     try:
         for row in check_all(work, options.jobs):
             rows.append(row)

@@ -93,7 +93,7 @@ def _assemble(path: Path, launches: dict[str, tuple[int, int, int]]) -> list[Ker
         if name is None or stack is None or used is None:
             raise PolestarError(f"ptxas printed a report that was not understood: {report!r}")
         static = re.search(r"(\d+) bytes smem", report)
-        blocks, threads, dynamic = launches.get(name[1], (0, 0, 0))
+        blocks, threads, dynamic = launches.get(name[1]) or _mosaic_launch(path, text)
         kernels.append(
             Kernel(
                 name=name[1],
@@ -108,6 +108,14 @@ def _assemble(path: Path, launches: dict[str, tuple[int, int, int]]) -> list[Ker
             )
         )
     return kernels
+
+
+def _mosaic_launch(path: Path, text: str) -> tuple[int, int, int]:
+    """Blocks (unknown: 0), threads and dynamic shared memory of a kernel that Mosaic dumped."""
+    threads = re.search(r"\.maxntid (\d+)", text)
+    note = path.with_suffix(".resources.txt")
+    scratch = re.search(r"smem_scratch_bytes=(\d+)", note.read_text()) if note.exists() else None
+    return 0, int(threads[1]) if threads else 0, int(scratch[1]) if scratch else 0
 
 
 def _matrix_instructions(body: str) -> int:
