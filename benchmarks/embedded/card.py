@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,15 @@ def write_card(folder: Path) -> None:
 
 def _head(run: Run, plan: Plan, log: list[dict[str, str]]) -> list[str]:
     c = plan.model_config()
-    count = sum(_product(shape) for shape in parameter_shapes(c).values())
-    last = log[-1]
-    length = f"--steps {run.steps}"
+    count = sum(math.prod(shape) for shape in parameter_shapes(c).values())
+    tasks = ", ".join(f"`{name}`" for name in TASKS if name in {**plan.early, **plan.late})
     kept_out = (
-        f", nor any of the {run.excluded} rows of a ParallelBench copy (`--exclude DIR`)"
+        f", nor any of the {run.excluded} rows of a ParallelBench copy (`--exclude COPY`)"
         if run.excluded
         else ""
     )
+    last = log[-1]
+    earlier = f" after the {run.parent.steps:,} of its parent" if run.parent else ""
     return [
         "---",
         "license: apache-2.0",
@@ -52,22 +54,31 @@ def _head(run: Run, plan: Plan, log: list[dict[str, str]]) -> list[str]:
         "`latin [H, 4, C, A]`, `sudoku` and four rows, `add 218 + 598`; the answer follows in the "
         "same notation, then EOS.",
         "",
-        "**Data.** Generated rows of "
-        f"{', '.join(f'`{name}`' for name in TASKS if name in {**plan.early, **plan.late})}. "
-        "One prompt in twenty, chosen by the SHA-256 of its text, is held out and never trained "
-        f"on{kept_out}. ",
+        f"**Data.** Generated rows of {tasks}. One prompt in twenty, chosen by the SHA-256 of its "
+        f"text, is held out and never trained on{kept_out}.",
         "",
-        f"**Training.** {run.steps:,} steps, {int(last['tokens']):,} tokens, seed {run.seed}, "
-        f"{float(last['seconds']) / 60:.0f} minutes on {run.machine}; final loss {last['loss']}. "
-        "Masked diffusion: response tokens hidden with probability t, loss weighted by 1/t; "
-        "Muon for the matrices, Adam for the rest; `training_log.csv` has the curve, overall and "
-        "per task. To train it again:",
+        f"**Training.** {run.steps:,} steps{earlier}, {int(last['tokens']):,} tokens, seed "
+        f"{run.seed}, {float(last['seconds']) / 60:.0f} minutes on a share of {run.machine}; "
+        f"final loss {last['loss']}. Masked diffusion: response tokens hidden with probability t, "
+        "loss weighted by 1/t; Muon for the matrices, Adam for the rest; `training_log.csv` has "
+        "the curve, overall and per task. To train it again:",
         "",
         "```",
-        f"python -m benchmarks.embedded.train --plan {run.plan} {length} --seed {run.seed} "
-        "--out DIR",
+        *_commands(run, "DIR"),
         "```",
         "",
+    ]
+
+
+def _commands(run: Run, folder: str) -> list[str]:
+    """The commands that repeat the run, its parents' first."""
+    before = _commands(run.parent, f"{folder}-parent") if run.parent else []
+    init = f" --init {folder}-parent" if run.parent else ""
+    exclude = " --exclude COPY" if run.excluded else ""
+    return [
+        *before,
+        f"python -m benchmarks.embedded.train --plan {run.plan} --steps {run.steps} "
+        f"--seed {run.seed}{init}{exclude} --out {folder}",
     ]
 
 
@@ -92,10 +103,3 @@ def _cell(score: dict[str, Any] | None) -> str:
     if score is None:
         return "–"
     return f"{100 * score['right'] / score['rows']:.1f} % ({score['right']}/{score['rows']})"
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

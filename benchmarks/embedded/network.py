@@ -50,6 +50,14 @@ def unstacked(params: Stacked) -> dict[str, Array]:
     return flat
 
 
+def stacked(config: ModelConfig, flat: dict[str, Array]) -> Stacked:
+    """The inverse of `unstacked`."""
+    params: Stacked = {name: flat[name] for name in ("embed", "norm", "head")}
+    for name in layer_shapes(config):
+        params[name] = jnp.stack([flat[f"layers.{i}.{name}"] for i in range(config.num_layers)])
+    return params
+
+
 def forward(
     config: ModelConfig, params: Stacked, tokens: Rows, start: Rows, length: Rows, window: int
 ) -> Array:

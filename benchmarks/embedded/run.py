@@ -24,6 +24,7 @@ class Run:
     minutes: float | None  # asked for; the speed measured at the start gave `steps`
     excluded: int  # prompts kept out of training beside the held-out ones
     machine: str
+    parent: "Run | None" = None  # the run whose model it started from
 
     def read_plan(self) -> Plan:
         return PLANS[self.plan]
@@ -33,9 +34,16 @@ class Run:
         _replace(folder / DESCRIPTION, text.encode())
 
     @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Run":
+        parent = values.get("parent")
+        return cls(**values | {"parent": parent and cls.from_dict(parent)})
+
+    @classmethod
     def load(cls, folder: Path) -> "Run":
         try:
-            return cls(**json.loads((folder / DESCRIPTION).read_text()))
+            return cls.from_dict(json.loads((folder / DESCRIPTION).read_text()))
+        except FileNotFoundError:
+            raise PolestarError(f"{folder} holds no run: {DESCRIPTION} is missing") from None
         except (TypeError, ValueError) as error:
             raise PolestarError(
                 f"{folder / DESCRIPTION} does not describe a run ({error}); remove the directory"

@@ -1,7 +1,7 @@
 """Train the embedded model on this machine and export it.
 
     python -m benchmarks.embedded.train --minutes 10 --out DIR      # steps from the measured speed
-    python -m benchmarks.embedded.train --steps 7000 --plan full --out DIR
+    python -m benchmarks.embedded.train --plan full --steps 3000 --init DIR --out OTHER
 
 Run again with the same DIR, an interrupted training goes on from its last checkpoint.
 """
@@ -23,15 +23,17 @@ import optax
 from jax import Array
 from tqdm import tqdm
 
+import polestar_jax as pj
 from benchmarks.embedded.data import Batch, Batches
 from benchmarks.embedded.export import export
-from benchmarks.embedded.network import Stacked, initial, loss
+from benchmarks.embedded.network import Stacked, initial, loss, stacked
 from benchmarks.embedded.optimizer import optimizer
 from benchmarks.embedded.plan import PLANS, Plan
 from benchmarks.embedded.run import DESCRIPTION, Log, Run, load_checkpoint, save_checkpoint
 from benchmarks.tasks import TASKS
 from benchmarks.tasks.parallelbench import read_directory
 from polestar_jax.errors import PolestarError
+from polestar_jax.model import params_to_flat
 
 CHECKPOINT_SECONDS = 60.0
 LOG_CALLS = 5  # a log row every so many compiled calls
@@ -47,14 +49,15 @@ class State(NamedTuple):
 Call = Callable[[State, Batch], tuple[State, Array, Array]]
 
 
-def start(plan: Plan, seed: int, steps: int) -> tuple[State, Call]:
-    """The initial state and the compiled function that takes `steps_per_call` steps.
+def start(plan: Plan, seed: int, steps: int, params: Stacked | None = None) -> tuple[State, Call]:
+    """The initial state, with new parameters or the given ones, and the compiled training function.
 
-    The function takes a state and batches stacked along a leading axis, and returns the new state,
+    It takes a state and `steps_per_call` batches stacked along a leading axis; returns the state,
     the losses [steps_per_call] and each row's share of them [steps_per_call, B].
     """
     config = plan.model_config()
-    params = initial(config, jax.random.key(seed))
+    if params is None:
+        params = initial(config, jax.random.key(seed))
     rule = optimizer(plan, steps, params)
 
     def one(state: State, batch: Batch) -> tuple[State, tuple[Array, Array]]:
@@ -87,8 +90,8 @@ def measured_steps(plan: Plan, seed: int, minutes: float, excluded: frozenset[st
         state, *_ = jax.block_until_ready(call(state, stack(batches, first, plan.steps_per_call)))
         began = time.perf_counter()
         for _ in range(MEASURED_CALLS):
-            stacked = stack(batches, first, plan.steps_per_call)
-            state, *_ = jax.block_until_ready(call(state, stacked))
+            several = stack(batches, first, plan.steps_per_call)
+            state, *_ = jax.block_until_ready(call(state, several))
         seconds.append((time.perf_counter() - began) / MEASURED_CALLS)
     share = (1 - plan.long_from) / 2
     calls = 60 * minutes / (seconds[0] * (1 - share) + seconds[1] * share)
@@ -105,10 +108,30 @@ def task_losses(batches: Batch, rows: np.ndarray) -> dict[str, float]:
     }
 
 
-def train(run: Run, folder: Path, excluded: frozenset[str] = frozenset()) -> Stacked:
-    """Train to the end, resuming from `folder`, and export there; returns the parameters."""
+def trained(folder: Path, plan: Plan) -> Stacked:
+    """The exported parameters of another run, for a plan of the same shape."""
+    model = pj.load(folder, dtype="float32")
+    config = plan.model_config()
+    if model.config != config:
+        raise PolestarError(
+            f"the model in {folder} does not have the shape of plan {plan.name!r}; "
+            "start from a run of a plan with the same width, layers, heads and MLP"
+        )
+    return stacked(config, params_to_flat(model.params))
+
+
+def train(
+    run: Run,
+    folder: Path,
+    excluded: frozenset[str] = frozenset(),
+    params: Stacked | None = None,
+) -> Stacked:
+    """Train to the end, resuming from `folder`, and export there; returns the parameters.
+
+    `params`: what to start from instead of new parameters.
+    """
     plan = run.read_plan()
-    state, call = start(plan, run.seed, run.steps)
+    state, call = start(plan, run.seed, run.steps, params)
     state = load_checkpoint(folder, state) or state
     batches = Batches(plan, run.seed, run.steps, excluded)
     done = int(state.step)
@@ -117,9 +140,9 @@ def train(run: Run, folder: Path, excluded: frozenset[str] = frozenset()) -> Sta
     recent: list[tuple[float, dict[str, float]]] = []
     bar = tqdm(total=run.steps, initial=done, unit="step", file=sys.stderr, mininterval=5)
     while done < run.steps:
-        stacked = stack(batches, done, plan.steps_per_call)
-        state, values, rows = call(state, stacked)
-        recent.append((float(values.mean()), task_losses(stacked, np.asarray(rows))))
+        several = stack(batches, done, plan.steps_per_call)
+        state, values, rows = call(state, several)
+        recent.append((float(values.mean()), task_losses(several, np.asarray(rows))))
         done += plan.steps_per_call
         bar.update(plan.steps_per_call)
         if not np.isfinite(recent[-1][0]):
@@ -159,6 +182,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--exclude", type=Path, help="directory of ParallelBench files whose prompts to keep out"
     )
+    parser.add_argument("--init", type=Path, help="run whose exported model to start from")
     args = parser.parse_args(arguments)
     excluded: frozenset[str] = frozenset()
     if args.exclude:
@@ -179,10 +203,12 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             minutes, steps = None, args.steps
         machine = f"{os.cpu_count()} CPU cores, {platform.machine()}, JAX {jax.__version__}"
-        run = Run(args.plan, args.seed, steps, minutes, len(excluded), machine)
+        parent = Run.load(args.init) if args.init else None
+        run = Run(args.plan, args.seed, steps, minutes, len(excluded), machine, parent)
         run.save(args.out)
     print(f"{run.steps} steps of plan {run.plan!r}, seed {run.seed}, into {args.out}", flush=True)
-    train(run, args.out, excluded)
+    params = trained(args.init, run.read_plan()) if args.init else None
+    train(run, args.out, excluded, params)
 
 
 if __name__ == "__main__":
