@@ -1,5 +1,6 @@
 """Generators, split and the reading of ParallelBench directories."""
 
+import itertools
 import json
 import random
 
@@ -17,7 +18,7 @@ def test_generated_answer_is_right_and_a_foreign_one_is_not(task):
     rng = random.Random(1)
     rows = [task.generate(rng) for _ in range(60)]
     assert all(task.score(row, row.answer, strict=True) == 1.0 for row in rows)
-    assert sum(task.score(row, other.answer) for row, other in zip(rows, rows[1:])) <= 1
+    assert sum(task.score(row, other.answer) for row, other in itertools.pairwise(rows)) <= 1
     assert all(row.prompt.startswith(task.name) and row.instruction for row in rows)
 
 
