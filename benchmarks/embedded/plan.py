@@ -146,7 +146,7 @@ PLANS = {
         switch=1000,
         long_from=0.75,
     ),
-    # Starts from the model of the full plan: lower rates, and more of the tasks short of their goal.
+    # From the model of the full plan: lower rates, more of the tasks short of their goal.
     "polish": Plan(
         "polish",
         _LATE,
