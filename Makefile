@@ -4,6 +4,7 @@
 #   make demo                       a small diffusion language model answers real prompts
 #   make test                       the fast tests          (one file: ARGS=tests/cli)
 #   make test-all                   the fast tests, then the slow ones
+#   make test-exhaustive            every case of every test (hours)
 #   make lint                       ruff and mypy
 #   make bench                      decoding speed on this machine
 #   make kernels-check              compile the GPU kernels, no GPU needed (Python >= 3.12)
@@ -28,7 +29,7 @@ ORACLE ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all lint format bench clean
+.PHONY: help demo test test-slow test-all test-exhaustive lint format bench clean
 .PHONY: gpu-compiler kernels-check program-check gpu-check
 
 help:
@@ -73,7 +74,10 @@ test: $(VENV)/.oracle-$(ORACLE)
 	$(PYTEST) $(ARGS)
 
 test-slow: $(VENV)/.oracle-$(ORACLE) gpu-compiler
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -m 'slow and not exhaustive' $(ARGS)
+
+test-exhaustive: $(VENV)/.oracle-$(ORACLE) gpu-compiler
+	$(PYTEST) -m 'slow or not slow' $(ARGS)
 
 test-all: test test-slow
 
