@@ -45,7 +45,9 @@ def test_every_op_is_checked_at_the_shapes_of_both_models():
     found = {(c.op, c.shape) for c in cases(("bfloat16",))}
     ops = {op for op, _ in found}
     assert len(ops) == 11
-    assert {(op, shape) for op in ops for shape in ("llada-8b", "dream-7b", "embedded")} <= found
+    wanted = {(op, shape) for op in ops for shape in ("llada-8b", "dream-7b", "embedded")}
+    # The body for Hopper takes heads of 128 only; the embedded model's have 32.
+    assert wanted - {("drift_attention_mosaic", "embedded")} <= found
 
 
 def test_plans_cover_all_rows_and_keys_with_no_empty_split():
