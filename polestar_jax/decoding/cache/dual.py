@@ -5,39 +5,19 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array
 
-from polestar_jax.decoding.cache.base import (
-    CachePolicy,
-    PassOutput,
-    Phase,
-    full_writable,
-    opened,
-    opening_due,
-    plain_output,
-)
+from polestar_jax.decoding.cache.base import PassOutput, plain_output
+from polestar_jax.decoding.cache.opening import OpensInFull
 from polestar_jax.decoding.context import Context
-from polestar_jax.decoding.passes import empty_layers, run_rows
-from polestar_jax.decoding.state import DecodeState, StoredCache
+from polestar_jax.decoding.passes import run_rows
+from polestar_jax.decoding.state import DecodeState
 
 
 @dataclasses.dataclass(frozen=True)
-class DualCache(CachePolicy):
+class DualCache(OpensInFull):
     """A full forward opens each block; later passes run the block's rows only.
 
     The block's keys and values replace the cached ones in every pass (arXiv 2505.22618).
     """
-
-    def init(self, ctx: Context) -> tuple[StoredCache, ...]:
-        return empty_layers(ctx)
-
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase("open", opening_due, self.open), Phase("denoise", opened, self.denoise))
-
-    def open(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
-        result = run_rows(
-            ctx, state.tokens, state.cache, 0, ctx.total, ctx.block_start(state.block),
-            writable=full_writable(ctx, active), want_memory=state.memory is not None,
-        )  # fmt: skip
-        return plain_output(ctx, state, result, result.layers, kind=0)
 
     def denoise(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
         start = ctx.block_start(state.block)

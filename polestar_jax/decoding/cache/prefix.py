@@ -5,43 +5,23 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array, lax
 
-from polestar_jax.decoding.cache.base import (
-    CachePolicy,
-    PassOutput,
-    Phase,
-    full_writable,
-    opened,
-    opening_due,
-    plain_output,
-)
+from polestar_jax.decoding.cache.base import PassOutput, plain_output
+from polestar_jax.decoding.cache.opening import OpensInFull
 from polestar_jax.decoding.context import Context
-from polestar_jax.decoding.passes import RowsResult, empty_layers, run_rows
-from polestar_jax.decoding.state import DecodeState, StoredCache
+from polestar_jax.decoding.passes import RowsResult, run_rows
+from polestar_jax.decoding.state import DecodeState
 
 MAX_SIZES = 4  # compiled row counts of a later pass; the smallest that fits is run
 
 
 @dataclasses.dataclass(frozen=True)
-class PrefixCache(CachePolicy):
+class PrefixCache(OpensInFull):
     """A full forward opens each block; later passes run all rows from the block's first on.
 
     How many rows that is shrinks from block to block. A few row counts are compiled; a pass takes
     the smallest that covers its rows and writes no row before the block, so the result does not
     depend on the choice.
     """
-
-    def init(self, ctx: Context) -> tuple[StoredCache, ...]:
-        return empty_layers(ctx)
-
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase("open", opening_due, self.open), Phase("denoise", opened, self.denoise))
-
-    def open(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
-        result = run_rows(
-            ctx, state.tokens, state.cache, 0, ctx.total, ctx.block_start(state.block),
-            writable=full_writable(ctx, active), want_memory=state.memory is not None,
-        )  # fmt: skip
-        return plain_output(ctx, state, result, result.layers, kind=0)
 
     def denoise(self, ctx: Context, state: DecodeState, active: Array) -> PassOutput:
         blocks, sizes = ctx.config.num_blocks, min(MAX_SIZES, ctx.config.num_blocks)
