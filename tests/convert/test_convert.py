@@ -345,7 +345,13 @@ import resource, sys, time
 from polestar_jax.{module} import {function}
 start = time.time()
 {function}(*sys.argv[1:])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.time() - start)
+try:
+    # Unlike getrusage, this does not start from the size of the process that started this one.
+    status = open("/proc/self/status").read()
+    peak = int(status.split("VmHWM:")[1].split()[0])
+except (OSError, IndexError):
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(peak * 1024, time.time() - start)
 """
 
 

@@ -34,10 +34,9 @@ def inputs(shape, dtype, seed=0):
     return rows, centroids, labels, own
 
 
-def expected(rows, own):
-    """Values, scales and tensor scale by the formulas, with ml_dtypes doing the rounding."""
+def expected(rows, own, tensor):
+    """Values and scales by the formulas for a tensor scale, with ml_dtypes doing the rounding."""
     x = rows.astype(np.float32) - own.astype(np.float32)
-    tensor = np.abs(x).max(axis=(1, 2)) / np.float32(6 * 448)
     groups = x.reshape(*x.shape[:2], -1, 16)
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = np.where(tensor > 0, np.float32(1) / (np.float32(6) * tensor), np.float32(0))
@@ -45,14 +44,17 @@ def expected(rows, own):
         step = scale.astype(np.float32) * tensor[:, None, None]
         values = np.where(step[..., None] > 0, groups / step[..., None], 0)
     codes = np.clip(values, -6, 6).astype(ml_dtypes.float4_e2m1fn)
-    return codes, scale, tensor
+    return codes, scale
 
 
 def check(shape, dtype, implementation, seed=0):
     rows, centroids, labels, own = inputs(shape, dtype, seed)
     got = jax.jit(partial(quantise, implementation=implementation))(rows, centroids, labels)
-    codes, scale, tensor = expected(rows, own)
-    np.testing.assert_array_equal(got.tensor, tensor)
+    rest = rows.astype(np.float32) - own.astype(np.float32)
+    tensor = np.abs(rest).max(axis=(1, 2)) / np.float32(6 * 448)
+    # XLA may divide by a constant through its reciprocal: one unit in the last place.
+    np.testing.assert_allclose(got.tensor, tensor, rtol=2**-23)
+    codes, scale = expected(rows, own, np.asarray(got.tensor))
     np.testing.assert_array_equal(np.asarray(got.scales), scale.view(np.uint8))
     packed = np.asarray(got.values).reshape(*codes.shape[:3], 8)
     nibbles = np.stack([packed & 15, packed >> 4], -1).reshape(codes.shape).astype(np.uint8)
@@ -65,7 +67,8 @@ def check(shape, dtype, implementation, seed=0):
     back = run(got, centroids, labels)
     step = scale.astype(np.float64) * tensor[:, None, None].astype(np.float64)
     want = own + (ours * step[..., None]).reshape(own.shape)
-    close(back, want, np.abs(want).max() * float(jnp.finfo(dtype).eps), "rows")
+    # Two roundings: of the product of code and scales, and of the sum with the centroid.
+    close(back, want, 2 * np.abs(want).max() * float(jnp.finfo(dtype).eps), "rows")
     assert back.dtype == jnp.dtype(dtype)
     # Half a step of the coarsest spacing (2 between 4 and 6), plus the rounding of the scale.
     error = np.abs(np.asarray(back).astype(np.float64) - rows.astype(np.float64))
