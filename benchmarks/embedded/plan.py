@@ -128,6 +128,19 @@ _LATE = {
     "add": 0.8,
 }
 
+_LONG = _LATE | {
+    "copy": 0.3,
+    "reverse": 0.3,
+    "sort": 2.5,
+    "shuffle": 1.0,
+    "insert_index": 1.2,
+    "insert_random": 1.2,
+    "remove_index": 1.2,
+    "remove_random": 1.0,
+    "replace_random": 1.2,
+    "add": 0.6,
+}
+
 PLANS = {
     "quick": Plan("quick", _QUICK, _QUICK),
     # Starts from the model of the quick plan (`--init`). Copying with a shift is learnt at high
@@ -159,5 +172,21 @@ PLANS = {
         mask_full=1,
         switch=0,
         long_from=0.6,
+    ),
+    # From the model of the polish plan, for as long as there is time: at the rates of the full
+    # plan the loss was flat until they fell, so these are lower; weight goes to what is unsolved.
+    "long": Plan(
+        "long",
+        _LONG,
+        _LONG,
+        learning_rate=2e-3,
+        adam_rate=7e-4,
+        warm_up=50,
+        decay=0.5,
+        mask_first=1500,
+        mask_full=3500,
+        switch=0,
+        long_from=0.75,
+        block_masks=0.3,
     ),
 }

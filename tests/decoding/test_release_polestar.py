@@ -39,6 +39,11 @@ class RecordedCache(pj.PolestarCache):
 
     recorded: Any = None
 
+    # By identity: the inherited comparison leaves `recorded` out, and two recordings with equal
+    # settings would share one compiled program, with the decisions of the first in it.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def _at(self, ctx, state, name: str, layer: int, window) -> Any:
         """A recorded row array in window coordinates, [1, W]."""
         row = jnp.asarray(self.recorded[name])[state.passes, layer]
@@ -110,7 +115,9 @@ def test_drift_scores_and_confidences_given_the_recorded_decisions(recorded_mode
     details, refresh = result.trace.details, r["pass_kind"] == 3
     scores = np.asarray(details.drift)[: len(refresh), 0]
     there = ~np.isnan(r["sel_scores"]) & refresh[:, None, None]
-    np.testing.assert_allclose(scores[there], r["sel_scores"][there], atol=3e-4)
+    # One recorded score of 3.946 is itself 3.0e-4 away from the same formula in float64, where
+    # ours is 2.4e-5 away: hence the relative part.
+    np.testing.assert_allclose(scores[there], r["sel_scores"][there], atol=3e-4, rtol=1e-4)
     behind = r["sel"][:, -1] & (np.arange(r["sel"].shape[-1]) >= r["block_end"][:, None])
     confidence = np.asarray(details.suffix_confidence)[: len(refresh), 0, pads.shape[1] :]
     np.testing.assert_allclose(confidence[behind], r["sel_conf"][behind], atol=3e-4)
