@@ -29,7 +29,8 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """x / sqrt(mean x^2 + eps) * weight, in float32, returned in x's dtype."""
     wide = x.astype(jnp.float32)
     scale = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)
+    weight = jnp.expand_dims(weight.astype(jnp.float32), tuple(range(x.ndim - 1)))
+    return (wide * scale * weight).astype(x.dtype)
 
 
 class Block(nnx.Module):
@@ -43,7 +44,7 @@ class Block(nnx.Module):
         """x [B, R, M] times the matrix `name` (plus its bias where the family has one)."""
         y = matmul(x, getattr(self, name)[...])
         bias = getattr(self, f"{name}_bias", None)
-        return y if bias is None else y + bias[...]
+        return y if bias is None else y + bias[...][None, None, :]
 
     def mlp(self, x: Array) -> Array:
         """down(silu(gate(x)) * up(x)); x [B, R, M] normed."""

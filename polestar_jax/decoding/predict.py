@@ -74,7 +74,8 @@ def predict(
         score = jax.vmap(_uniform_rows)(keys, passes, positions)
     suppressed = suppressed_tokens(model.config, config)
     if suppressed:
-        hit = jnp.any(token[..., None] == jnp.asarray(suppressed, jnp.int32), axis=-1)
+        listed = jnp.asarray(suppressed, jnp.int32)[None, None, :]
+        hit = jnp.any(token[..., None] == listed, axis=-1)
         # Below every threshold and behind every other row, whatever the ranking's range.
         confidence = jnp.where(hit, confidence - 2.0, confidence)
         score = jnp.where(hit, score - 1e6, score)
@@ -84,7 +85,8 @@ def predict(
 def margin(logits: Array, top: Array, total: Array) -> Array:
     """Largest minus second-largest probability; logits [..., V], top and total [...]."""
     best = jnp.argmax(logits, axis=-1)
-    others = jnp.where(jnp.arange(logits.shape[-1]) == best[..., None], -jnp.inf, logits)
+    column = jax.lax.broadcasted_iota(best.dtype, logits.shape, logits.ndim - 1)
+    others = jnp.where(column == best[..., None], -jnp.inf, logits)
     return (1.0 - jnp.exp(jnp.max(others, axis=-1) - top)) / total
 
 
