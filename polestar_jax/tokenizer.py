@@ -4,9 +4,11 @@ LLaDA ships a `tokenizer.json`. Dream ships `vocab.json` and `merges.txt` with P
 own, which is never run: its tokenizer is Qwen2's byte-level BPE, rebuilt here from those two files.
 """
 
+import contextlib
 import json
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,7 +170,8 @@ def _added_tokens(directory: Path, settings: Mapping[str, Any]) -> dict[int, dic
 def _backend(
     rules: Any, settings: Mapping[str, Any], template: str | None
 ) -> "PreTrainedTokenizerFast":
-    from transformers import PreTrainedTokenizerFast
+    with _without_advice():
+        from transformers import PreTrainedTokenizerFast
 
     # Only what a chat template may name; the ids of special tokens are the model configuration's.
     named = {}
@@ -183,6 +186,21 @@ def _backend(
         clean_up_tokenization_spaces=False,
         **named,
     )
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """While transformers is imported: no remark that PyTorch, which we do not need, is missing."""
+
+    def worth_saying(record: logging.LogRecord) -> bool:
+        return "PyTorch" not in record.getMessage()
+
+    logger = logging.getLogger("transformers")
+    logger.addFilter(worth_saying)
+    try:
+        yield
+    finally:
+        logger.removeFilter(worth_saying)
 
 
 def _template(directory: Path, settings: Mapping[str, Any]) -> str | None:

@@ -45,8 +45,6 @@ class Commands(click.Group):
 @click.version_option(package_name="polestar-jax")
 def cli() -> None:
     """Decode diffusion language models (LLaDA, Dream) fast."""
-    # transformers, used for tokenizers alone, would otherwise remark that PyTorch is missing.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 for command in (demo, generate, convert, info):

@@ -32,7 +32,7 @@ class DecodeStats:
         commits: tokens committed, by cause ("confidence", "drift", "suffix", "eos").
         passes: passes by kind ("full", "windowed", "cached", "refresh").
         refreshed_rows: rows recomputed by sparse refreshes, summed over layers.
-        generated: tokens that are neither EOS nor padding.
+        generated: answer tokens: those before the first EOS, without padding.
         tokens_per_forward: `generated` / NFE.
     """
 
@@ -172,7 +172,8 @@ def collect(model: "Model", state: DecodeState) -> DecodeResult:
     tokens, nfe, cause, commit_pass, kinds = (np.asarray(x) for x in jax.device_get(fields))
     tokens = tokens[:, -cause.shape[1] :]
     c = model.config
-    generated = ((tokens != c.eos_token) & (tokens != c.pad_token)).sum(axis=1)
+    before_eos = np.cumsum(tokens == c.eos_token, axis=1) == 0
+    generated = (before_eos & (tokens != c.pad_token)).sum(axis=1)
     stats = DecodeStats(
         commits={name: (cause == 1 + i).sum(axis=1) for i, name in enumerate(CAUSES)},
         passes={name: kinds[:, i] for i, name in enumerate(PASS_KINDS)},

@@ -143,16 +143,33 @@ def test_a_wrong_option_is_explained_by_the_usage(run, model):
     assert "--batch-size" in result.stderr
 
 
-@pytest.mark.slow
-def test_a_missing_pytorch_is_not_remarked_on(model, tmp_path):
+@pytest.fixture
+def without_pytorch(tmp_path):
+    """run(arguments): Python in a process that finds no PyTorch; its last words are whether
+    transformers was imported and what filters its logger was left with."""
     (tmp_path / "sitecustomize.py").write_text("""
-import importlib.util
+import atexit, importlib.util, logging, sys
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "torch" else find(name, *rest)
+logger = logging.getLogger("transformers")
+atexit.register(lambda: print("transformers" in sys.modules, logger.filters))
 """)
-    command = [sys.executable, "-m", "polestar_jax", "generate", str(model), ""]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     environment.pop("TRANSFORMERS_NO_ADVISORY_WARNINGS", None)
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+
+    def call(*arguments):
+        words = [sys.executable, *map(str, arguments)]
+        return subprocess.run(words, env=environment, capture_output=True, text=True)
+
+    return call
+
+
+@pytest.mark.slow
+def test_a_missing_pytorch_is_not_remarked_on_and_no_logger_stays_changed(without_pytorch, model):
+    command = without_pytorch("-m", "polestar_jax", "generate", model, "")
+    assert command.returncode == 2
+    assert len(command.stderr.strip().splitlines()) == 1, command.stderr
+    library = without_pytorch("-c", "import polestar_jax as pj; pj.load('embedded')")
+    assert (library.returncode, library.stderr) == (0, "")
+    for done in (command, library):
+        assert done.stdout.splitlines()[-1] == "True []"
