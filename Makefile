@@ -1,12 +1,14 @@
 # Every target works on a fresh clone with nothing but make and Python >= 3.11: it builds a virtual
 # environment of its own (.venv-<version>), installs the project there, and reuses it next time.
 #
-#   make demo                       a small diffusion language model answers real prompts
+#   make demo                       a small diffusion language model answers real prompts, and a
+#                                   picture of its accuracy against speed
 #   make test                       the fast tests          (one file: ARGS=tests/cli)
 #   make test-all                   the fast tests, then the slow ones
 #   make test-exhaustive            every case of every test (hours)
 #   make lint                       ruff and mypy
-#   make bench                      decoding speed on this machine
+#   make bench                      speed, and accuracy against speed, on this machine: 5 minutes
+#   make bench-full                 the same in full, into benchmarks/results: hours
 #   make kernels-check              compile the GPU kernels, no GPU needed (Python >= 3.12)
 #   make program-check              compile the decode programs of 8-billion-parameter models, likewise
 #   make gpu-check                  compare and time them on this machine's NVIDIA GPU
@@ -29,11 +31,11 @@ ORACLE ?= auto
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all test-exhaustive lint format bench clean
+.PHONY: help demo test test-slow test-all test-exhaustive lint format bench bench-full clean
 .PHONY: gpu-compiler kernels-check program-check gpu-check
 
 help:
-	@sed -n 's/^#   make/make/p' Makefile
+	@sed -n 's/^#   //p' Makefile
 
 # One stamp per set of extras; a new pyproject.toml installs again.
 $(PY):
@@ -65,8 +67,15 @@ $(VENV)/.oracle-$(ORACLE): $(VENV)/.test
 	  else echo 'PyTorch left out; the tests against it are skipped (make test ORACLE=1 installs it)'; fi
 	@touch $@
 
-demo: $(VENV)/.core
+DEMO_FRONTIER = --policies vanilla,parallel,fast-dllm-dual,polestar --limit 12 \
+  --tokens-per-pass 1,2,4 --thresholds 0.5,0.7,0.9 --no-trace --restart --out demo
+
+demo: $(VENV)/.bench
 	$(VENV)/bin/polestar-jax demo $(ARGS)
+	@echo
+	@echo 'Accuracy against tokens per forward, some dozens of prompts it has never seen; a minute.'
+	@$(PY) -m benchmarks.frontier $(DEMO_FRONTIER) >/dev/null
+	@echo 'The picture: demo/frontier_embedded.png'
 
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile
 
@@ -91,7 +100,13 @@ format: $(VENV)/.lint
 	$(VENV)/bin/ruff format .
 
 bench: $(VENV)/.bench
-	$(PY) -m benchmarks.decode $(ARGS)
+	$(PY) -m benchmarks.decode --shape 4x128 --shape 8x512 --batch 1 --repeats 2 --rounds 5 \
+	  --total 256 --out bench/decode.json
+	$(PY) -m benchmarks.frontier --quick --restart --out bench $(ARGS)
+
+bench-full: $(VENV)/.bench
+	$(PY) -m benchmarks.decode
+	$(PY) -m benchmarks.frontier $(ARGS)
 
 # The GPU compiler needs Python >= 3.12 and the newest JAX, so it has an environment of its own.
 AOT_USABLE = import sys; sys.exit(sys.version_info < (3, 12))
@@ -128,4 +143,4 @@ gpu-check: $(if $(filter $(PY),$(GPU_PY)),$(VENV)/.gpu)
 	$(GPU_PY) -m benchmarks.gpu_step --json benchmarks/results/gpu_step.json
 
 clean:
-	rm -rf .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv-* bench demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -99,10 +99,11 @@ class Case:
 
 def random_case(shape: str, model: pj.Model, policy: str, batch: int, seed: int,
                 prompt: int, generated: int, block: int) -> Case:  # fmt: skip
-    """A case of `batch` random prompts; every position of the canvas is decoded."""
+    """A case of `batch` random prompts; every position of the canvas becomes an answer token."""
     config = pj.preset(
-        policy, gen_length=generated, block_length=block, stop_at_eos=False, prompt_bucket=prompt
-    )
+        policy, gen_length=generated, block_length=block, stop_at_eos=False, suppress_eos=True,
+        prompt_bucket=prompt,
+    )  # fmt: skip
     rng = np.random.default_rng(seed)
     prompts = rng.integers(0, model.config.eos_token, (batch, prompt))
     return Case(shape, policy, model, prompts, config, seed)

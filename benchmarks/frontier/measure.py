@@ -2,7 +2,9 @@
 
 import dataclasses
 import hashlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -186,10 +188,18 @@ def peak_bytes() -> int | None:
     if stats and "peak_bytes_in_use" in stats:
         return int(stats["peak_bytes_in_use"])
     try:
+        # Unlike getrusage, this does not start from the size of the process that started this one.
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.split("VmHWM:")[1].split()[0])
+    except (OSError, IndexError):
+        return _resident_peak()
+
+
+def _resident_peak() -> int | None:
+    """Where there is no /proc."""
+    try:
         import resource
     except ImportError:  # not on Windows
         return None
-    import sys
-
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

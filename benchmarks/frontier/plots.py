@@ -1,4 +1,4 @@
-"""Pictures of a run: the frontier, acceptance by cause, drift over passes."""
+"""Pictures of a run: the frontier by family and by task, acceptance by cause, drift over passes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +33,7 @@ MEASURES = {
     "tokens_per_forward": ("answer tokens per forward", 1.0),
     "flops_per_token": ("MFLOP per answer token", 1e-6),
 }
+TASK_COLUMNS = 5
 
 
 def draw(run: Run, stem: Path) -> list[Path]:
@@ -40,6 +41,7 @@ def draw(run: Run, stem: Path) -> list[Path]:
     figures = {"_causes": causes(run)}
     if run["identity"]["kind"] == "frontier":
         figures[""] = frontier(run)
+        figures["_tasks"] = by_task(run)
     if run["drift"] is not None:
         figures["_drift"] = drift(run["drift"])
     paths = []
@@ -61,27 +63,47 @@ def frontier(run: Run) -> Figure:
         sharey="col", layout="constrained",
     )  # fmt: skip
     for column, family in enumerate(families):
-        for row, (measure, (label, scale)) in enumerate(MEASURES.items()):
-            axes = grid[row, column]
-            _curves(axes, run, family, measure, scale)
-            axes.set_xlabel(label)
-            if all(r["families"][family][measure] > 0 for r in run["records"].values()):
-                axes.set_xscale("log", base=2)
-                axes.xaxis.set_major_formatter(ScalarFormatter())
-                axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.grid(alpha=0.3)
+        for row, measure in enumerate(MEASURES):
+            _panel(grid[row, column], run, ("families", family), measure)
         grid[0, column].set_title(family)
     for row in range(len(MEASURES)):
         grid[row, 0].set_ylabel("accuracy, %")
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    _legend(figure, grid[0, 0])
     return figure
 
 
-def _curves(axes: Axes, run: Run, family: str, measure: str, scale: float) -> None:
+def by_task(run: Run) -> Figure:
+    """Accuracy over tokens per forward, a panel per task."""
+    tasks = list(run["identity"]["tasks"])
+    columns = min(TASK_COLUMNS, len(tasks))
+    rows = -(-len(tasks) // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(2.9 * columns + 0.6, 2.7 * rows + 0.7), squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for task, axes in zip(tasks, grid.flat):
+        _panel(axes, run, ("tasks", task), "tokens_per_forward")
+        axes.set_title(task)
+    for axes in list(grid.flat)[len(tasks) :]:
+        axes.set_axis_off()
+    for axes in grid[:, 0]:
+        axes.set_ylabel("accuracy, %")
+    _legend(figure, grid[0, 0])
+    return figure
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+
+
+def _panel(axes: Axes, run: Run, of: tuple[str, str], measure: str) -> None:
+    """One curve per policy for a family or task: of = ("families" or "tasks", name)."""
+    label, scale = MEASURES[measure]
     records = list(run["records"].values())
+    group, name = of
     for policy in dict.fromkeys(r["policy"] for r in records):
-        points = [r["families"][family] for r in records if r["policy"] == policy]
+        points = [r[group][name] for r in records if r["policy"] == policy]
         points.sort(key=lambda p: p[measure])
         accuracy = [100 * p["accuracy"] for p in points]
         low = [a - 100 * p["accuracy_interval"][0] for a, p in zip(accuracy, points)]
@@ -93,6 +115,12 @@ def _curves(axes: Axes, run: Run, family: str, measure: str, scale: float) -> No
             label=policy, color=color, marker=marker, markersize=4, linewidth=1.2, elinewidth=0.7,
             alpha=0.85,
         )  # fmt: skip
+    axes.set_xlabel(label)
+    if all(r[group][name][measure] > 0 for r in records):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(alpha=0.3)
 
 
 def causes(run: Run) -> Figure:

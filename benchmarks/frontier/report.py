@@ -97,6 +97,7 @@ def header(run: Run) -> str:
     compiling = sum(r["compile_seconds"] for r in records)
     revisions = ", ".join(sorted({r["revision"] for r in records})) or "none"
     seeds = ", ".join(map(str, identity["seeds"]))
+    peak = max((r["peak_bytes"] or 0 for r in records), default=0)
     kind = identity["kind"]
     lines = [
         f"# {kind[0].upper()}{kind[1:]}: {model['name']}",
@@ -116,6 +117,8 @@ def header(run: Run) -> str:
         f"- Revision {revisions}, begun {run['created']}",
         f"- Time: {computing:.0f} s computing, {compiling:.0f} s compiling, "
         f"{run['loading_seconds']:.1f} s loading, {run['tokenising_seconds']:.1f} s tokenising",
+        f"- Peak memory: {f'{peak / 2**20:.0f} MB' if peak else 'unknown'}, of the accelerator or "
+        "else of the whole process",
     ]
     return "\n".join(lines)
 

@@ -199,7 +199,8 @@ def test_report_has_a_row_for_every_setting_and_pictures_are_written(finished, t
     text = markdown({**run, "identity": {**run["identity"], "kind": "ablations"}})
     assert text.count("\n## Threshold\n") == text.count("\n## Tokens per pass\n") == 1
     paths = draw(run, tmp_path / "picture")
-    assert [p.name for p in paths] == ["picture_causes.png", "picture.png", "picture_drift.png"]
+    names = [p.name.removeprefix("picture") for p in paths]
+    assert names == ["_causes.png", ".png", "_tasks.png", "_drift.png"]
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths)
 
 

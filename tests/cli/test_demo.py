@@ -1,9 +1,13 @@
 """The demo: its questions, and what it prints."""
 
+import importlib.resources
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
+import polestar_jax
 from benchmarks.embedded.demo_rows import QUICK, demo_rows
 from benchmarks.tasks import TASKS, is_held_out
 from polestar_jax.cli import demo as module
@@ -64,3 +68,27 @@ def test_both_default_policies_answer_and_the_second_needs_fewer_passes(run):
         right, asked = map(int, row[1].split("/"))
         assert right > asked / 2
     assert int(rows[1][2]) < int(rows[0][2]) / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.safetensors", None, "embedded has no weights"),
+        ("model.safetensors", b"\x00" * 40, "model.safetensors"),
+        ("config.json", None, "config.json"),
+        ("tokenizer.json", b"{", "the tokenizer in"),
+        ("tokenizer.json", None, "has no tokenizer"),
+    ],
+)
+def test_missing_and_damaged_files_of_the_embedded_model_are_named(
+    run, tmp_path, monkeypatch, name, content, message
+):
+    assets = Path(polestar_jax.__file__).parent / "assets"
+    shutil.copytree(assets, tmp_path / "assets")
+    damaged = tmp_path / "assets" / "embedded" / name
+    damaged.unlink() if content is None else damaged.write_bytes(content)
+    monkeypatch.setattr(importlib.resources, "files", lambda _: tmp_path)
+    result = run("demo", "--policy", "parallel")
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.strip().count("\n") == 0
