@@ -1,6 +1,7 @@
-"""Bidirectional attention of some rows over all cached keys, grouped-query aware.
+"""Attention in plain JAX: what every back end without the kernels runs, and their references.
 
-Symbols: B batch, R query rows, T keys, H query heads, Hk key/value heads, D head size.
+Bidirectional, grouped-query aware, of some rows over all cached keys. Symbols: B batch, R query
+rows, T keys, H query heads, Hk key/value heads, D head size.
 """
 
 import jax.numpy as jnp
@@ -9,25 +10,23 @@ from jax import Array, lax
 from polestar_jax.model import precision_of
 
 QUERY_TILE = 128  # rows of scores that exist at once; a full pass never holds [H, T, T]
-LOG_FLOOR = -27.631021115928547  # log 1e-12, the floor under probabilities in a drift
+FLOOR = 1e-12  # under probabilities inside a drift's logarithms
+LOG_FLOOR = -27.631021115928547  # its logarithm
 NEGATIVE = -1e30  # score of a masked key: finite, so that differences stay defined
 
 
-def attention_scores(q: Array, k: Array, mask: Array) -> Array:
-    """Scaled scores, float32 [B, H, R, T], for q [B, R, H, D], k [B, Hk, T, D], mask [B, T]."""
+def scaled_scores(q: Array, k: Array, mask: Array) -> Array:
+    """q k^T / sqrt(D), float32 [B, H, R, T]: q [B, R, H, D], k [B, Hk, T, D], mask [B, T]."""
     b, r, h, d = q.shape
     hk, t = k.shape[1], k.shape[2]
-    grouped = (
-        (q * jnp.asarray(d**-0.5, q.dtype)).reshape(b, r, hk, h // hk, d).transpose(0, 2, 3, 1, 4)
-    )
     scores = lax.dot_general(
-        grouped.reshape(b, hk, (h // hk) * r, d),
+        q.transpose(0, 2, 1, 3).reshape(b, hk, h // hk * r, d),
         k,
         (((3,), (3,)), ((0, 1), (0, 1))),
         precision=precision_of(q.dtype),
         preferred_element_type=jnp.float32,
     ).reshape(b, h, r, t)
-    return jnp.where(mask[:, None, None, :], scores, NEGATIVE)
+    return jnp.where(mask[:, None, None, :], scores * d**-0.5, NEGATIVE)
 
 
 def weighted_values(probs: Array, v: Array) -> Array:
@@ -35,7 +34,7 @@ def weighted_values(probs: Array, v: Array) -> Array:
     b, h, r, t = probs.shape
     hk, d = v.shape[1], v.shape[3]
     out = lax.dot_general(
-        probs.astype(v.dtype).reshape(b, hk, (h // hk) * r, t),
+        probs.astype(v.dtype).reshape(b, hk, h // hk * r, t),
         v,
         (((3,), (2,)), ((0, 1), (0, 1))),
         precision=precision_of(v.dtype),
@@ -58,7 +57,7 @@ def attend(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """
     b, rows, h, d = q.shape
     if 2 * rows <= 3 * QUERY_TILE:
-        return weighted_values(normalise(attention_scores(q, k, mask))[0], v)
+        return weighted_values(normalise(scaled_scores(q, k, mask))[0], v)
     tiles = -(-rows // QUERY_TILE)
     size = -(-rows // (16 * tiles)) * 16  # as little padding as tensor cores allow
     padded = jnp.pad(q.reshape(b, rows, h * d), ((0, 0), (0, tiles * size - rows), (0, 0)))
@@ -66,35 +65,41 @@ def attend(q: Array, k: Array, v: Array, mask: Array) -> Array:
     def one(index: Array, out: Array) -> Array:
         # Queries are replaced by their results, tile by tile: no second array of that size.
         tile = lax.dynamic_slice_in_dim(out, index * size, size, axis=1)
-        scores = attention_scores(tile.reshape(b, size, h, d), k, mask)
+        scores = scaled_scores(tile.reshape(b, size, h, d), k, mask)
         attended = weighted_values(normalise(scores)[0], v).astype(q.dtype)
         return lax.dynamic_update_slice_in_dim(out, attended, index * size, axis=1)
 
     return lax.fori_loop(0, tiles, one, padded)[:, :rows]
 
 
-def kl_from_scores(
-    scores: Array, normaliser: Array, previous: Array, previous_normaliser: Array
+def kl_divergence(
+    scores: Array, normaliser: Array, old_scores: Array, old_normaliser: Array, floor: str
 ) -> Array:
-    """KL(now || before) per head and row, [B, H, R], of two score matrices [B, H, R, T].
+    """max(0, KL(now || before)), float32 [B, H, R], from scores [B, H, R, T] and normalisers.
 
-    Probabilities are floored at 1e-12 inside the logarithms; the result is at least 0.
+    floor "clip": logarithms are log max(p, 1e-12) (tokens); "add": log(p + 1e-12) (clusters).
     """
     log_p = scores - normaliser[..., None]
-    log_q = previous - previous_normaliser[..., None]
-    terms = jnp.exp(log_p) * (jnp.maximum(log_p, LOG_FLOOR) - jnp.maximum(log_q, LOG_FLOOR))
-    return jnp.maximum(jnp.sum(terms, axis=-1), 0.0)
+    log_q = old_scores.astype(jnp.float32) - old_normaliser[..., None]
+    p = jnp.exp(log_p)
+    if floor == "clip":
+        gap = jnp.maximum(log_p, LOG_FLOOR) - jnp.maximum(log_q, LOG_FLOOR)
+    else:
+        gap = jnp.log(p + FLOOR) - jnp.log(jnp.exp(log_q) + FLOOR)
+    return jnp.maximum(jnp.sum(p * gap, axis=-1), 0.0)
 
 
 def attend_with_drift(
-    q: Array, k: Array, v: Array, mask: Array, previous: Array, previous_normaliser: Array
-) -> tuple[Array, Array, Array, Array]:
-    """Attention and its drift since the previous pass (paper, token drift of the last layer).
+    q: Array, k: Array, v: Array, mask: Array, previous: tuple[Array, Array] | None
+) -> tuple[Array, Array, Array, Array | None]:
+    """Attention and its divergence from the previous pass (arXiv 2607.14107, token drift).
 
     Args as `attend`, plus the previous pass's scores [B, H, R, T] and log-normaliser [B, H, R].
-    Returns (attended [B, R, H * D], scores, log-normaliser, drift [B, R], mean over heads).
+    Returns (attended [B, R, H * D], scores, log-normaliser, KL [B, H, R] or None).
     """
-    scores = attention_scores(q, k, mask)
+    scores = scaled_scores(q, k, mask)
     probs, normaliser = normalise(scores)
-    drift = kl_from_scores(scores, normaliser, previous.astype(jnp.float32), previous_normaliser)
-    return weighted_values(probs, v), scores, normaliser, jnp.mean(drift, axis=1)
+    kl = None
+    if previous is not None:
+        kl = kl_divergence(scores, normaliser, *previous, floor="clip")
+    return weighted_values(probs, v), scores, normaliser, kl

@@ -13,12 +13,17 @@ def rope_tables(positions: Array, head_dim: int, theta: float) -> tuple[Array, A
 
 
 def apply_rope(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotate x [B, R, N, D] by tables [B, R, D/2]; computed in float32, returned in x's dtype.
+    """Rotate rows x [B, R, N, D] by tables [B, R, D/2]; see `rotate`."""
+    return rotate(x, cos[:, :, None], sin[:, :, None])
+
+
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Rotate x [..., D] by tables that broadcast to [..., D/2]; in float32, returned in x's dtype.
 
     The two halves are swapped by reversing an axis of length 2: a concatenation would keep the
     compiler from fusing the rotation into what reads or stores the rows.
     """
     halves = x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2).astype(jnp.float32)
-    cos, sin = cos[:, :, None, None, :], sin[:, :, None, None, :]
-    signed = sin * jnp.asarray([[-1.0], [1.0]], jnp.float32)
-    return (halves * cos + jnp.flip(halves, -2) * signed).reshape(x.shape).astype(x.dtype)
+    signed = sin[..., None, :] * jnp.asarray([[-1.0], [1.0]], jnp.float32)
+    turned = halves * cos[..., None, :] + jnp.flip(halves, -2) * signed
+    return turned.reshape(x.shape).astype(x.dtype)

@@ -4,6 +4,7 @@ With kernels a layer's cache holds keys before rotation only (the kernels rotate
 without, it holds rotated keys, and those before rotation where a policy asks for them.
 """
 
+import jax.numpy as jnp
 from jax import Array
 
 from polestar_jax.attention import attend, attend_with_drift
@@ -45,11 +46,12 @@ def attend_measured(
         assert result.drift is not None
         return result.attended, AttentionMemory(result.scores, result.normaliser), result.drift
     assert cache.k is not None
-    attended, scores, normaliser, drift = attend_with_drift(
+    attended, scores, normaliser, kl = attend_with_drift(
         apply_rope(q, rope.cos, rope.sin), cache.k, cache.v, ctx.key_mask,
-        memory.scores, memory.normaliser,
+        (memory.scores, memory.normaliser),
     )  # fmt: skip
-    return attended, AttentionMemory(scores, normaliser), drift
+    assert kl is not None
+    return attended, AttentionMemory(scores, normaliser), jnp.mean(kl, axis=1)
 
 
 def proxy_attention(

@@ -1,12 +1,12 @@
 """Polestar-Cache's state: hidden inputs, clusters and proxy attention of the window, per layer."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from polestar_jax.decoding.cache.polestar_settings import PolestarSettings
 from polestar_jax.decoding.context import Context
 from polestar_jax.decoding.ops import attend_cached, proxy_attention
 from polestar_jax.decoding.predict import predict
@@ -14,9 +14,6 @@ from polestar_jax.decoding.state import DecodeState, LayerCache, StoredCache
 from polestar_jax.drift.clustering import kmeans, random_rows, split_clusters, strided_rows
 from polestar_jax.drift.window import Window
 from polestar_jax.store import RowStore
-
-if TYPE_CHECKING:
-    from polestar_jax.decoding.cache.polestar import PolestarCache
 
 KMEANS_STREAM = 2**31 + 1  # folded into a sequence's key: apart from its sampling noise
 
@@ -64,7 +61,7 @@ class PolestarState:
     uncertainty: Array
 
 
-def empty_clusters(ctx: Context, policy: "PolestarCache", width: int) -> LayerClusters:
+def empty_clusters(ctx: Context, policy: PolestarSettings, width: int) -> LayerClusters:
     """Zeroed state of one layer."""
     b, k, m = ctx.batch, policy.num_clusters, ctx.model_config.width
     heads = ctx.model_config.num_heads
@@ -91,7 +88,7 @@ def centroid_queries(ctx: Context, layer: int, centroids: Array) -> Array:
 
 def open_clusters(
     ctx: Context,
-    policy: "PolestarCache",
+    policy: PolestarSettings,
     layer: int,
     hidden: Array,
     cache: LayerCache,

@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from polestar_jax.decoding.cache.base import SuffixPrediction, block_positions
+from polestar_jax.decoding.cache.polestar_settings import PolestarSettings
 from polestar_jax.decoding.context import Context, Rope
 from polestar_jax.decoding.ops import attend_cached, gather_hidden, scatter_rows
 from polestar_jax.decoding.passes import predicting_rows, project_kv, update_layer
@@ -16,9 +16,6 @@ from polestar_jax.decoding.predict import Prediction, predict
 from polestar_jax.decoding.state import DecodeState, LayerCache
 from polestar_jax.drift.selection import compact, spread
 from polestar_jax.drift.window import Window
-
-if TYPE_CHECKING:
-    from polestar_jax.decoding.cache.polestar import PolestarCache
 
 
 @jax.tree_util.register_dataclass
@@ -121,7 +118,7 @@ def switch_rows(
 
 def recompute(
     ctx: Context,
-    policy: "PolestarCache",
+    policy: PolestarSettings,
     layer: int,
     x: Array,
     attended: Array,
@@ -156,7 +153,7 @@ def _pad_rows(x: Array, rows: int) -> Array:
 
 def last_predictions(
     ctx: Context,
-    policy: "PolestarCache",
+    policy: PolestarSettings,
     state: DecodeState,
     x: Array,
     attended: Array,

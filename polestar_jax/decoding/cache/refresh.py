@@ -8,7 +8,6 @@ for the next layer is what they became.
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from jax import Array, lax
 
 from polestar_jax.decoding.cache.base import PassOutput, SuffixPrediction
 from polestar_jax.decoding.cache.clusters import LayerClusters, PolestarState, centroid_queries
+from polestar_jax.decoding.cache.polestar_settings import PolestarSettings
 from polestar_jax.decoding.cache.recompute import (
     Packet,
     last_predictions,
@@ -47,9 +47,6 @@ from polestar_jax.drift.selection import compact, rank_clusters, rows_of_cluster
 from polestar_jax.drift.window import Window
 from polestar_jax.store import RowStore, read_rows, update_rows
 from polestar_jax.store.place import fetch, settle
-
-if TYPE_CHECKING:
-    from polestar_jax.decoding.cache.polestar import PolestarCache
 
 
 @jax.tree_util.register_dataclass
@@ -96,7 +93,7 @@ def no_suffix(ctx: Context) -> SuffixPrediction | None:
     )
 
 
-def empty_details(ctx: Context, policy: "PolestarCache") -> RefreshDetails:
+def empty_details(ctx: Context, policy: PolestarSettings) -> RefreshDetails:
     """Record of a pass without refresh."""
     b, n, k = ctx.batch, ctx.model_config.num_layers, policy.num_clusters
     most = max(policy.refresh_clusters, policy.refresh_clusters_last)
@@ -109,7 +106,7 @@ def empty_details(ctx: Context, policy: "PolestarCache") -> RefreshDetails:
     )
 
 
-def chooser(ctx: Context, policy: "PolestarCache", state: DecodeState, window: Window) -> Choose:
+def chooser(ctx: Context, policy: PolestarSettings, state: DecodeState, window: Window) -> Choose:
     """The policy's own choice of clusters, by its signal."""
     exists = split_clusters(window, policy.num_clusters).exists
     last = ctx.model_config.num_layers - 1
@@ -129,7 +126,7 @@ def chooser(ctx: Context, policy: "PolestarCache", state: DecodeState, window: W
 
 def cluster_score(
     ctx: Context,
-    policy: "PolestarCache",
+    policy: PolestarSettings,
     state: DecodeState,
     layer: int,
     drift: Array,
@@ -193,7 +190,7 @@ def suffix_packet(
 
 def refresh_pass(
     ctx: Context,
-    policy: "PolestarCache",
+    policy: PolestarSettings,
     state: DecodeState,
     window: Window,
     active: Array,
@@ -348,7 +345,7 @@ def _uncertainty(
 
 def _details(
     ctx: Context,
-    policy: "PolestarCache",
+    policy: PolestarSettings,
     selections: list[Selection],
     suffix: SuffixPrediction | None,
     window: Window,
