@@ -70,6 +70,7 @@ CASES = [
     pytest.param("dream", 3, {}, BOTH, id="dream-batch-all", marks=slow),
     pytest.param("dream", 1, FOUR_BITS, BOTH, id="dream-alone-nvfp4", marks=slow),
     pytest.param("dream", 3, FOUR_BITS, HIDDEN, id="dream-batch-nvfp4", marks=slow),
+    pytest.param("dream", 1, {}, BOTH, id="dream-alone-all", marks=slow),
 ]
 
 

@@ -49,6 +49,30 @@ def test_the_plan_is_what_a_state_allocates_on_device_and_host(stores):
     del state
 
 
+def test_measured_rows_in_four_bits_on_the_host_leave_only_their_centroids_on_the_device():
+    config = small_config("llada", width=128, max_length=512)
+    model = pj.Model.random(config, jax.random.key(0), "bfloat16")
+    prompts = random_prompts(0, [3, 8])
+    lengths = {"gen_length": 128, "block_length": 32, "prompt_bucket": 8}
+
+    def growth(**stores):
+        """Bytes that a state adds by memory kind, and its stored rows."""
+        before = live_bytes()
+        state = pj.init_state(model, prompts, pj.preset("polestar", **lengths, **stores))
+        after = live_bytes()
+        return {kind: after[kind] - before[kind] for kind in after}, state.cache.hidden
+
+    plain, rows = growth()
+    away, stored = growth(**HIDDEN_ON_HOST, **FOUR_BITS)
+    whole = sum(store.data.nbytes for store in rows)
+    assert whole == 2 * 128 * 128 * config.num_layers * 2  # batch, window, width, layers, bfloat16
+    assert plain["pinned_host"] == 0
+    assert 0 < away["pinned_host"] <= 0.30 * whole
+    centroids = sum(store.base.nbytes for store in stored)
+    assert centroids == 2 * 8 * 128 * config.num_layers * 4
+    assert away["device"] == plain["device"] - whole + centroids
+
+
 def test_four_bits_on_the_host_leave_no_hidden_row_on_the_device():
     """LLaDA-8B at 1,024 rows: two layers on their way, and 0.30 of the bfloat16 store's bytes."""
     wide = small_config(
