@@ -1,5 +1,6 @@
 """Generators, split and the reading of ParallelBench directories."""
 
+import dataclasses
 import itertools
 import json
 import random
@@ -38,6 +39,14 @@ def test_excluded_prompts_are_not_drawn_for_training():
     first = training_example(task, random.Random(3))
     again = training_example(task, random.Random(3), excluded=frozenset([first.prompt]))
     assert again.prompt != first.prompt
+
+
+def test_more_held_out_rows_than_a_task_has_are_refused_at_once():
+    few = dataclasses.replace(
+        get_task("add"), build=lambda rng: ({"a": rng.randrange(9), "b": 1}, "", "")
+    )
+    with pytest.raises(PolestarError, match=r"task 'add' has little more than \d+ held-out rows"):
+        held_out_examples(few, 9)
 
 
 def test_one_prompt_in_twenty_is_held_out():

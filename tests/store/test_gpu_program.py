@@ -1,6 +1,7 @@
 """Host stores in the decode program compiled for H200: copies overlap, nothing runs on the host."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from polestar_jax.decoding.decode import context_of
 from polestar_jax.kernels import aot
 from polestar_jax.model import abstract_transformer
 from polestar_jax.store.rows import row_bytes
-from tests.store.schedule import host_work, loops, transfers
+from tests.store.schedule import host_work, loops, opcode, transfers
 
 LAYERS, WIDTH, TOTAL, WINDOW = 4, 512, 512, 128
 MODEL = pj.ModelConfig(
@@ -56,8 +57,8 @@ def test_the_reader_tells_copies_behind_products_from_copies_waited_for():
 
 
 @functools.cache
-def program(batch: int = 1, **stores) -> aot.Program:
-    """The whole generation for H200; its state, made inside, lies where it should."""
+def program(batch: int = 1, card: str = "H200", **stores) -> aot.Program:
+    """The whole generation; its state, made inside, lies where it should."""
     cache = pj.PolestarCache(capacities=(1000,), **stores)
     config = pj.DecodeConfig(
         gen_length=256, block_length=32, cache=cache, commit=pj.PolestarCommit()
@@ -74,7 +75,7 @@ def program(batch: int = 1, **stores) -> aot.Program:
         shape((batch,), jnp.int32),
         jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch)),
     )
-    return aot.compile_for(run, args, "H200")
+    return aot.compile_for(run, args, card)
 
 
 def passes(p: aot.Program) -> list[list]:
@@ -132,3 +133,20 @@ def test_keys_and_values_cross_behind_the_layer_before_and_are_updated_in_place(
             rows = int(written.shape.split(",")[3])
             assert rows in (32, WINDOW, TOTAL // 2)
     assert not [line for body in loops(p.hlo).values() for line in host_work(body)]
+
+
+@gpu_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("card", ["H200", "A100"])
+def test_four_bits_are_bytes_and_integers_that_every_card_computes_with(card):
+    """Ampere has neither E2M1 nor E4M3. What was fetched is read by the device's own kernels."""
+    stores = {"hidden_store": "host", "hidden_dtype": "nvfp4"}
+    p = program(card=card, **stores) if card != "H200" else program(**stores)
+    assert not re.search(r"\bf[48]e\d", p.hlo)
+    refresh = next(body for body in loops(p.hlo).values() if moves(transfers(body), "in"))
+    arrived = [line for line in refresh if "u8[" in line and opcode(line) == "copy-done"]
+    assert len(arrived) == LAYERS
+    for line in arrived:
+        name = line.split("=")[0].strip()
+        readers = [x for x in refresh if re.search(rf"\(.*{re.escape(name)}\b", x)]
+        assert {opcode(x) for x in readers} <= {"fusion", "custom-call", "bitcast", "slice"}
