@@ -3,16 +3,10 @@
 import jax.numpy as jnp
 from jax import Array
 
+from polestar_jax.rope import apply_rope, rope_tables, rotate
+
 MAX_HEAD_DIM = 128  # larger heads spill registers
 FLOATS = ("float32", "bfloat16", "float16")
-
-
-def rotary_tables(positions: Array, head_dim: int, theta: float) -> tuple[Array, Array]:
-    """Cosines and sines, float32 [..., D/2], of int32 positions [...]; angle p * theta^(-2i/D)."""
-    exponent = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-    frequencies = (1.0 / theta**exponent).reshape(*(1,) * positions.ndim, -1)
-    angle = positions.astype(jnp.float32)[..., None] * frequencies
-    return jnp.cos(angle), jnp.sin(angle)
 
 
 def key_tables(length: int, head_dim: int, theta: float) -> tuple[Array, Array]:
@@ -21,25 +15,19 @@ def key_tables(length: int, head_dim: int, theta: float) -> tuple[Array, Array]:
     Left pads shift positions, so a tile of keys may start before position 0; its first index must
     not be negative.
     """
-    return rotary_tables(jnp.arange(-length, length), head_dim, theta)
-
-
-def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
-    """Rotate pairs (i, i + D/2) of x [..., D] by tables broadcastable to [..., D/2], in float32.
-
-    The halves are swapped by reversing an axis of length 2, which the compiler fuses into what
-    reads the result; a concatenation it would write to memory first.
-    """
-    cos, sin = (table[..., None, :] for table in tables)
-    halves = x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2).astype(jnp.float32)
-    signed = sin * jnp.asarray([[-1.0], [1.0]], jnp.float32)
-    return (halves * cos + jnp.flip(halves, -2) * signed).reshape(x.shape).astype(x.dtype)
+    return rope_tables(jnp.arange(-length, length), head_dim, theta)
 
 
 def rotate_queries(q: Array, positions: Array, theta: float) -> Array:
     """q [B, R, H, D] at int32 positions [B, R]."""
-    cos, sin = rotary_tables(positions, q.shape[-1], theta)
-    return rotate(q, (cos[:, :, None], sin[:, :, None]))
+    return apply_rope(q, *rope_tables(positions, q.shape[-1], theta))
+
+
+def rotate_keys(k: Array, pad: Array, theta: float) -> tuple[Array, Array]:
+    """Cached keys [B, Hk, T, D] at the positions t - pad int32 [B], and bool [B, T]: no pad."""
+    positions = jnp.arange(k.shape[2])[None, :] - pad[:, None]
+    cos, sin = rope_tables(positions, k.shape[3], theta)
+    return rotate(k, cos[:, None], sin[:, None]), positions >= 0
 
 
 def heads_first(q: Array, kv_heads: int) -> Array:

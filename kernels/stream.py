@@ -20,11 +20,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from polestar_jax.attention import FLOOR, LOG_FLOOR, NEGATIVE
 from polestar_jax.kernels.plan import Plan, power_of_two
-
-NEGATIVE = -1e30  # score of a masked key: finite, so that differences stay defined
-FLOOR = 1e-12  # of probabilities inside a drift's logarithms
-LOG_FLOOR = -27.631021115928547
+from polestar_jax.model import precision_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,12 +150,11 @@ def merge(got: dict[str, Array], before: Array | None, v: Array | None) -> dict[
 
 def _dot(a: Array, b: Array, contract_b: int) -> Array:
     """a [M, C] times b, contracted over a's columns and b's axis, in float32."""
-    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
     return lax.dot_general(
         a,
         b,
         (((1,), (contract_b,)), ((), ())),
-        precision=precision,
+        precision=precision_of(a.dtype),
         preferred_element_type=jnp.float32,
     )
 

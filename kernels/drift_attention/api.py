@@ -11,6 +11,7 @@ from polestar_jax.errors import PolestarError
 from polestar_jax.kernels.checks import check_shapes
 from polestar_jax.kernels.dispatch import dispatch
 from polestar_jax.kernels.drift_attention import pallas, reference
+from polestar_jax.kernels.drift_attention.arguments import Arguments, Results
 from polestar_jax.kernels.layout import unsupported_attention
 
 
@@ -73,12 +74,7 @@ def drift_attention(
     attended, scores, normaliser, kl = dispatch(
         "drift_attention",
         implementation,
-        q,
-        k,
-        v,
-        positions,
-        pad,
-        previous,
+        Arguments(q, k, v, positions, pad, previous),
         reference=partial(reference.drift_attention, **options),
         kernel=partial(pallas.drift_attention, **options),
         unsupported=unsupported_attention(q, k),
@@ -88,7 +84,7 @@ def drift_attention(
     return DriftAttention(attended, scores, normaliser, drift)
 
 
-def _mosaic(*args: Any, **options: Any) -> Any:
+def _mosaic(arguments: Arguments, **options: Any) -> Results:
     """Imported on use: not every supported JAX has all of Mosaic GPU."""
     if jax.__version_info__ < (0, 12):
         raise PolestarError(
@@ -96,4 +92,4 @@ def _mosaic(*args: Any, **options: Any) -> Any:
         )
     from polestar_jax.kernels.drift_attention import mosaic
 
-    return mosaic.drift_attention(*args, **options)
+    return mosaic.drift_attention(arguments, **options)

@@ -15,10 +15,12 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
+from polestar_jax.attention import LOG_FLOOR, NEGATIVE
 from polestar_jax.errors import PolestarError
+from polestar_jax.kernels.drift_attention.arguments import Arguments, Results, unpacked
 from polestar_jax.kernels.layout import heads_first, key_tables, rotate_queries
 from polestar_jax.kernels.plan import Plan
-from polestar_jax.kernels.stream import LOG_FLOOR, NEGATIVE, merge
+from polestar_jax.kernels.stream import merge
 
 plgpu: Any = mosaic_gpu  # what it offers differs between the supported versions of JAX
 
@@ -58,22 +60,13 @@ def check(q: Array, k: Array, scores_dtype: Any) -> None:
 
 
 def drift_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    positions: Array,
-    pad: Array,
-    previous: tuple[Array, Array] | None,
-    *,
-    theta: float,
-    scores_dtype: Any,
-    interpret: bool,
-) -> tuple[Array, Array, Array, Array | None]:
-    """As `reference.drift_attention`. Rows are padded to whole tiles, kept scores with them."""
+    arguments: Arguments, *, theta: float, scores_dtype: Any, interpret: bool
+) -> Results:
+    """Rows are padded to whole tiles, kept scores with them."""
+    q, k, v, positions, pad, previous = arguments
     check(q, k, scores_dtype)
-    b, r, h, d = q.shape
-    hk, t = k.shape[1], k.shape[2]
-    g, n = b * hk, h // hk * r
+    hk, d = k.shape[1], k.shape[3]
+    g, n, t = arguments.packed
     plan = Plan.cut(g, n, t, TILE, TILE, warps=4)
     rows = plan.row_tiles * TILE
     partial = v.dtype if plan.splits == 1 else jnp.dtype(jnp.float32)
@@ -125,15 +118,7 @@ def drift_attention(
         name: x[..., :n, :] if name in ("out", "scores") else x[..., :n]
         for name, x in zip(outputs, results)
     }
-    merged = merge(got, before, v)
-    attended = merged["out"].reshape(b, h, r, d).transpose(0, 2, 1, 3).reshape(b, r, h * d)
-    kl = merged["kl"].reshape(b, h, r) if previous is not None else None
-    return (
-        attended,
-        merged["scores"].reshape(b, h, r, t),
-        merged["normaliser"].reshape(b, h, r),
-        kl,
-    )
+    return unpacked(merge(got, before, v), arguments)
 
 
 def _scratch(sizes: Sizes) -> Refs:

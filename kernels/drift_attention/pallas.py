@@ -3,29 +3,20 @@
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
 
+from polestar_jax.kernels.drift_attention.arguments import Arguments, Results, unpacked
 from polestar_jax.kernels.layout import heads_first, key_tables, rotate_queries
 from polestar_jax.kernels.plan import Plan
 from polestar_jax.kernels.stream import Task, stream
 
 
 def drift_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    positions: Array,
-    pad: Array,
-    previous: tuple[Array, Array] | None,
-    *,
-    theta: float,
-    scores_dtype: Any,
-    interpret: bool,
-) -> tuple[Array, Array, Array, Array | None]:
-    """As `reference.drift_attention`; K and V are read once, in their own layout."""
-    b, r, h, d = q.shape
-    hk, t = k.shape[1], k.shape[2]
-    g, n = b * hk, h // hk * r
+    arguments: Arguments, *, theta: float, scores_dtype: Any, interpret: bool
+) -> Results:
+    """Keys and values are read once, in their own layout."""
+    q, k, v, positions, pad, previous = arguments
+    hk, d = k.shape[1], k.shape[3]
+    g, n, t = arguments.packed
     if previous is not None:
         previous = (previous[0].reshape(g, n, t), previous[1].reshape(g, n))
     got = stream(
@@ -41,11 +32,4 @@ def drift_attention(
         name="drift_attention",
         interpret=interpret,
     )
-    attended = got["out"].reshape(b, h, r, d).transpose(0, 2, 1, 3).reshape(b, r, h * d)
-    kl = got["kl"].reshape(b, h, r) if previous is not None else None
-    return (
-        attended,
-        got["scores"].reshape(b, h, r, t),
-        got["normaliser"].reshape(b, h, r),
-        kl,
-    )
+    return unpacked(got, arguments)

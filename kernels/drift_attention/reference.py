@@ -2,32 +2,16 @@
 
 from typing import Any
 
-import jax.numpy as jnp
-from jax import Array
-
-from polestar_jax.kernels.layout import rotary_tables, rotate, rotate_queries
-from polestar_jax.kernels.softmax import kl_divergence, normalise, scaled_scores, weighted_values
+from polestar_jax.attention import attend_with_drift
+from polestar_jax.kernels.drift_attention.arguments import Arguments, Results
+from polestar_jax.kernels.layout import rotate_keys, rotate_queries
 
 
-def drift_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    positions: Array,
-    pad: Array,
-    previous: tuple[Array, Array] | None,
-    *,
-    theta: float,
-    scores_dtype: Any,
-) -> tuple[Array, Array, Array, Array | None]:
-    """Attended [B, R, H * D], scores [B, H, R, T], normaliser and KL [B, H, R]."""
-    t, d = k.shape[2:]
-    q = rotate_queries(q, positions, theta)
-    cos, sin = rotary_tables(jnp.arange(t)[None, :] - pad[:, None], d, theta)
-    k = rotate(k, (cos[:, None], sin[:, None]))
-    scores = scaled_scores(q, k, jnp.arange(t)[None, :] >= pad[:, None])
-    probs, normaliser = normalise(scores)
-    kl = None
-    if previous is not None:
-        kl = kl_divergence(scores, normaliser, *previous, floor="clip")
-    return weighted_values(probs, v), scores.astype(scores_dtype), normaliser, kl
+def drift_attention(arguments: Arguments, *, theta: float, scores_dtype: Any) -> Results:
+    """Keys are rotated as a whole, and all scores exist at once."""
+    q, k, v, positions, pad, previous = arguments
+    keys, mask = rotate_keys(k, pad, theta)
+    attended, scores, normaliser, kl = attend_with_drift(
+        rotate_queries(q, positions, theta), keys, v, mask, previous
+    )
+    return Results(attended, scores.astype(scores_dtype), normaliser, kl)

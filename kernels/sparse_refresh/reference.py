@@ -1,12 +1,10 @@
 """The op in plain JAX: what every back end without the kernels runs."""
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from polestar_jax.kernels.layout import rotary_tables, rotate, rotate_queries
-from polestar_jax.kernels.softmax import normalise, scaled_scores, weighted_values
-
-QUERY_TILE = 256  # rows whose scores exist at once
+from polestar_jax.attention import attend
+from polestar_jax.kernels.layout import rotate_keys, rotate_queries
 
 
 def gather(sources: tuple[Array, ...], rows: Array, count: Array) -> tuple[Array, ...]:
@@ -46,26 +44,10 @@ def attend_rows(
     *,
     theta: float,
 ) -> Array:
-    """Attention of the rows, [B, R, H * D], at most `QUERY_TILE` rows of scores at a time."""
-    b, r, h, d = q.shape
-    t = k.shape[2]
-    q = rotate_queries(q, positions, theta)
-    cos, sin = rotary_tables(jnp.arange(t)[None, :] - pad[:, None], d, theta)
-    k = rotate(k, (cos[:, None], sin[:, None]))
-    mask = jnp.arange(t)[None, :] >= pad[:, None]
-
-    def attended(tile: Array) -> Array:
-        return weighted_values(normalise(scaled_scores(tile, k, mask))[0], v)
-
-    if r <= 2 * QUERY_TILE:
-        out = attended(q)
-    else:
-        tiles = -(-r // QUERY_TILE)
-        q = jnp.pad(q, ((0, 0), (0, tiles * QUERY_TILE - r), (0, 0), (0, 0)))
-        q = q.reshape(b, tiles, QUERY_TILE, h, d).transpose(1, 0, 2, 3, 4)
-        out = lax.map(attended, q).transpose(1, 0, 2, 3).reshape(b, tiles * QUERY_TILE, h * d)
-        out = out[:, :r]
+    """Attention of the rows, [B, R, H * D], zeros from count[b] on."""
+    keys, mask = rotate_keys(k, pad, theta)
+    out = attend(rotate_queries(q, positions, theta), keys, v, mask)
     if count is None:
         return out
-    present = (jnp.arange(r)[None, :] < count[:, None])[:, :, None]
+    present = (jnp.arange(q.shape[1])[None, :] < count[:, None])[:, :, None]
     return jnp.where(present, out, jnp.zeros((), out.dtype))
