@@ -24,9 +24,10 @@ import polestar_jax as pj
 from benchmarks.frontier.environment import environment, now, revision
 from benchmarks.frontier.store import write_text
 from benchmarks.kernels import copy_bandwidth
-from benchmarks.shapes import LARGE, SMALL
+from benchmarks.shapes import SMALL
 from polestar_jax.decoding import loop
 from polestar_jax.decoding.decode import context_of, start_program
+from polestar_jax.kernels.decode_program import MODELS
 from polestar_jax.model import parameter_shapes, params_from_flat
 
 PROMPT, GENERATED, BLOCK = 1024, 256, 32
@@ -123,16 +124,16 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 @click.command(help=(__doc__ or "").splitlines()[0])
-@click.option("--model", default="llada-8b", type=click.Choice([*LARGE, *SMALL]))
+@click.option("--model", default="llada-8b", type=click.Choice([*MODELS, *SMALL]))
 @click.option("--phase", "names", multiple=True, default=("open_full", "cached", "refresh"),
               show_default=True)  # fmt: skip
 @click.option("--repeats", default=30, show_default=True, type=click.IntRange(2))
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Also write JSON here.")
 def main(model: str, names: tuple[str, ...], repeats: int, path: Path | None) -> None:
     on_gpu = jax.default_backend() == "gpu"
-    if model in LARGE and not on_gpu:
+    if model in MODELS and not on_gpu:
         raise click.ClickException(f"no NVIDIA GPU for {model}; --model tiny tries the script")
-    config = (LARGE | SMALL)[model]
+    config = (MODELS | SMALL)[model]
     facts = environment()
     bandwidth = copy_bandwidth(size=2**30 if on_gpu else 2**24)
     params = jax.block_until_ready(random_params(config, jax.random.key(0)))

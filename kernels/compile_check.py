@@ -5,6 +5,10 @@
 Prints registers, spilled bytes, shared memory and matrix instructions of each kernel and fails
 when one spills, needs more shared memory than its card has, multiplies bf16 matrices without the
 tensor cores, is missing from the program, or when an in-place op copies its cache.
+
+Then compiles the decode programs of LLaDA-8B and Dream-7B with the kernels in them, Fast-dLLM's
+dual cache and Polestar: the denoising passes alone, and the whole generation. It fails when one
+lacks a kernel, needs more temporary memory than it should, or copies a cache or a weight.
 """
 
 import argparse
@@ -14,14 +18,15 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from polestar_jax.errors import PolestarError
-from polestar_jax.kernels import aot
+from polestar_jax.kernels import aot, decode_program
 from polestar_jax.kernels.cases import Case, cases, size_of
 from polestar_jax.kernels.ptx import Kernel
 
@@ -96,14 +101,32 @@ def check_named(work: tuple[str, str]) -> Row:
     return check(next(case for case in cases() if case.name == name), gpu)
 
 
-def check_all(work: list[tuple[str, str]], jobs: int) -> Iterator[Row]:
-    """Rows in order, compiled by `jobs` processes (XLA's compiler uses little more than one)."""
+def in_processes(function: Callable, work: Sequence[Any], jobs: int) -> Iterator[Any]:
+    """Results in order, from `jobs` processes (XLA's compiler uses little more than one)."""
     if jobs <= 1 or len(work) < 4:
-        yield from map(check_named, work)
+        yield from map(function, work)
         return
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        yield from pool.map(check_named, work)
+        yield from pool.map(function, work)
+
+
+def programs() -> list[decode_program.Case]:
+    """Decode programs with the kernels: passes after a block's opening, and whole generations."""
+    return [
+        case
+        for model in decode_program.MODELS
+        for policy in ("fast-dllm-dual", "polestar")
+        for case in decode_program.cases(model, policy, "pallas")
+        if case.program == decode_program.WHOLE or not case.opening
+    ]
+
+
+def check_program(work: tuple[decode_program.Case, str]) -> dict[str, Any]:
+    """A decode program's row with its `faults`, as a process of its own returns it."""
+    jax.config.update("jax_platforms", "cpu")
+    row = decode_program.compile_case(*work)
+    return row | {"faults": decode_program.faults(row)}
 
 
 def judge(kernel: Kernel, gpu: str, matrix: bool) -> Iterator[str]:
@@ -128,9 +151,13 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def write_json(path: Path, rows: list[Row]) -> None:
+def write_json(path: Path, rows: list[Row], compiled: list[dict[str, Any]]) -> None:
     """Atomically: a temporary sibling, then a rename."""
-    body = {"jax": jax.__version__, "rows": [dataclasses.asdict(r) for r in rows]}
+    body = {
+        "jax": jax.__version__,
+        "kernels": [dataclasses.asdict(r) for r in rows],
+        "programs": compiled,
+    }
     temporary = path.with_name(f".{path.name}.partial")
     temporary.write_text(json.dumps(body, indent=1) + "\n")
     temporary.replace(path)
@@ -139,33 +166,46 @@ def write_json(path: Path, rows: list[Row]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpu", action="append", choices=list(SHARED_LIMIT), default=None)
-    parser.add_argument("--only", default="", help="part of op/shape/dtype")
+    parser.add_argument(
+        "--only", default="", help="part of op/shape/dtype or program/model/policy/name"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--json", type=Path, help="also write the table here")
+    parser.add_argument("--json", type=Path, help="also write the tables here")
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")
     reason = aot.available()
     if reason:
         print(f"error: {reason}", file=sys.stderr)
         return 2
-    chosen = [case for case in cases() if options.only in case.name]
-    if not chosen:
+    gpus = options.gpu or ["A100", "H200"]
+    kernels = [
+        (case.name, gpu)
+        for gpu in gpus
+        for case in cases()
+        if gpu in case.cards and options.only in case.name
+    ]
+    wanted = [case for case in programs() if options.only in case.name]
+    if not kernels and not wanted:
         print(f"error: no case contains {options.only!r}", file=sys.stderr)
         return 2
-    rows = []
-    gpus = options.gpu or ["A100", "H200"]
-    work = [(case.name, gpu) for gpu in gpus for case in chosen if gpu in case.cards]
+    rows, compiled = [], []
     try:
-        for row in check_all(work, options.jobs):
+        for row in in_processes(check_named, kernels, options.jobs):
             rows.append(row)
             print(markdown([row]).splitlines()[-1], flush=True)
+        work = [(case, gpu) for gpu in gpus for case in wanted]
+        for program in in_processes(check_program, work, options.jobs):
+            compiled.append(program)
+            print(decode_program.table([program]).splitlines()[-1], flush=True)
     except PolestarError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.json:
-        write_json(options.json, rows)
-    bad = [r for r in rows if r.problems]
-    print(f"{len(rows)} kernels compiled, {len(bad)} with problems")
+        write_json(options.json, rows, compiled)
+    for fault in (fault for program in compiled for fault in program["faults"]):
+        print(fault)
+    bad = sum(bool(r.problems) for r in rows) + sum(bool(p["faults"]) for p in compiled)
+    print(f"{len(rows)} kernels and {len(compiled)} programs compiled, {bad} with problems")
     return 1 if bad else 0
 
 

@@ -11,6 +11,8 @@ COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{\s*$")
 INSTRUCTION = re.compile(r"^\s+(ROOT )?%?[\w.-]+ = \(?(\w+)\[([\d,]*)\]\S*.*? ([a-z-]+)\(")
 FUSED = re.compile(r"\bfusion\(.*calls=%?([\w.-]+)")
 TUPLE_ROOT = re.compile(r"^\s+ROOT %?[\w.-]+ = .*? tuple\(([^)]*)\)", re.MULTILINE)
+# The kernel's name comes behind its code, a string without quotes or line ends in it.
+TRITON = re.compile(r'custom_call_target="__gpu\$xla\.gpu\.triton".*?, name = "(\w+)"')
 NAME = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = ")
 
 
@@ -52,3 +54,8 @@ def bits(dtype: str) -> int:
 
 def custom_calls(hlo: str) -> dict[str, int]:
     return dict(Counter(re.findall(r'custom_call_target="([^"]+)"', hlo)))
+
+
+def kernel_calls(hlo: str) -> dict[str, int]:
+    """How often each Pallas kernel, by name, is called: those that Triton compiled."""
+    return dict(Counter(TRITON.findall(hlo)))

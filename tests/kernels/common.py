@@ -17,14 +17,18 @@ EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8}
 def named(shapes, fast):
     """Every (name, dtype); those in `fast`, a set of such pairs, in the fast stage.
 
-    Variants of the 8-billion-parameter shapes (longer, more sequences) only in bfloat16, in which
-    such models are decoded; float32 of that size takes the interpreter minutes.
+    Models of 8 billion parameters are decoded in bfloat16. Their other sizes in float32, which
+    take the interpreter minutes, are left to the exhaustive run.
     """
+
+    def marks(name, dtype):
+        if (name, dtype) in fast:
+            return []
+        extra = dtype == "float32" and not small(name)
+        return [pytest.mark.slow, pytest.mark.exhaustive] if extra else [pytest.mark.slow]
+
     return [
-        pytest.param(name, dtype, marks=() if (name, dtype) in fast else pytest.mark.slow)
-        for name in shapes
-        for dtype in EPSILON
-        if dtype == "bfloat16" or small(name) or name == "dream-7b"
+        pytest.param(name, dtype, marks=marks(name, dtype)) for name in shapes for dtype in EPSILON
     ]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polestar_jax.kernels.hlo import bits, custom_calls, moves
+from polestar_jax.kernels.hlo import bits, custom_calls, kernel_calls, moves
 from polestar_jax.kernels.ptx import ENTRY, THUNK
 
 MODULE = """HloModule jit_f, is_scheduled=true
@@ -18,7 +18,8 @@ ENTRY %main.1 (p: bf16[2,256,64], q: f32[8]) -> (bf16[2,64], f32[8]) {
   %q = f32[8]{0} parameter(1)
   %fusion = bf16[2,64]{1,0} fusion(%p), kind=kLoop, calls=%fused_a
   %copy.1 = f32[8]{0} copy(%q), metadata={op_name="copy"}
-  %k = (f32[8]{0}, f32[8]{0}) custom-call(%q), custom_call_target="__gpu$xla.gpu.triton"
+  %k = (f32[8]{0}, f32[8]{0}) custom-call(%q), custom_call_target="__gpu$xla.gpu.triton", \
+backend_config={grid_x = 8 : i32, ir = "ML\\EFR\\22, na", name = "attend_rows", num_warps = 4 : i32}
   ROOT %t = (bf16[2,64]{1,0}, f32[8]{0}) tuple(%fusion, %copy.1)
 }
 """
@@ -43,8 +44,10 @@ def test_every_part_of_a_fusion_with_several_results_counts_as_written():
     assert found == ["slice", "copy", "copy"]
 
 
-def test_custom_calls_are_counted_by_target():
+def test_custom_calls_are_counted_by_target_and_kernels_by_name():
     assert custom_calls(MODULE) == {"__gpu$xla.gpu.triton": 1}
+    assert kernel_calls(MODULE) == {"attend_rows": 1}
+    assert kernel_calls(MODULE.replace("__gpu$xla.gpu.triton", "__cublas$gemm")) == {}
 
 
 @pytest.mark.parametrize(
