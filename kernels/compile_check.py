@@ -112,12 +112,12 @@ def in_processes(function: Callable, work: Sequence[Any], jobs: int) -> Iterator
 
 
 def programs() -> list[decode_program.Case]:
-    """Decode programs with the kernels: passes after a block's opening, and whole generations."""
+    """Passes after a block's opening, and whole generations, as a user gets them: nothing named."""
     return [
         case
         for model in decode_program.MODELS
         for policy in ("fast-dllm-dual", "polestar")
-        for case in decode_program.cases(model, policy, "pallas")
+        for case in decode_program.cases(model, policy, decode_program.DEFAULT)
         if case.program == decode_program.WHOLE or not case.opening
     ]
 

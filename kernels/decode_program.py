@@ -46,6 +46,7 @@ STEP_LIMIT = 0.05  # GiB of a denoising pass beyond its logits
 PROGRAM_LIMIT = 0.4  # GiB of the whole generation
 COMPILE_LIMIT = 60.0  # seconds
 WHOLE = "whole generation"
+DEFAULT = "default"
 COPIES = ("copy", "copy-start", "slice", "dynamic-slice", "concatenate", "pad")
 # Phases of Polestar-Cache and the kernels in them; every other policy has the attention alone.
 KERNELS = {
@@ -62,7 +63,7 @@ class Case:
     model: str
     policy: str
     program: str  # name of a phase, or WHOLE
-    implementation: str  # of the hot operations: "pallas" or "xla"
+    implementation: str  # of the hot operations: "pallas", "xla", or DEFAULT: none is named
     batch: int = 1
 
     @property
@@ -77,7 +78,7 @@ class Case:
     @property
     def kernels(self) -> set[str]:
         """Names of the kernels that must be in the program."""
-        if self.implementation != "pallas":
+        if self.implementation == "xla":
             return set()
         if self.policy != "polestar":
             return {"attend_rows"}
@@ -87,7 +88,7 @@ class Case:
 def decode_config(policy: str, implementation: str) -> DecodeConfig:
     return preset(
         policy, gen_length=GENERATED, block_length=BLOCK, prompt_bucket=PROMPT,
-        implementation=implementation,
+        implementation=None if implementation == DEFAULT else implementation,
     )  # fmt: skip
 
 
@@ -210,7 +211,7 @@ def faults(row: dict[str, Any]) -> list[str]:
     # A full pass turns its fresh keys and values from [T, heads, D] into the cache's [heads, T, D]:
     # that is how they get there. The kernels want queries so too, and results back.
     passes = 1 if row["program"] != WHOLE else len(full_passes(case.policy))
-    each = 4 if case.implementation == "pallas" else 2
+    each = 2 if case.implementation == "xla" else 4
     allowed = each * row["layers"] * passes + 1 if case.opening else 0
     if sum(row["transposes"].values()) > allowed:
         found.append(f"{where}: more than {allowed} large transposes: {row['transposes']}")

@@ -6,18 +6,25 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import jax
 import pytest
+from decoding.helpers import small_config
 
 from benchmarks.gpu_program import in_own_process
 from polestar_jax.kernels import aot
 from polestar_jax.kernels.decode_program import (
+    DEFAULT,
     GIB,
     WHOLE,
+    abstract_arguments,
     cases,
     compile_case,
+    decode_config,
     faults,
+    program,
     square_arrays,
 )
+from polestar_jax.kernels.hlo import kernel_calls
 
 ROOT = Path(__file__).parents[2]
 needs_compiler = pytest.mark.skipif(
@@ -69,14 +76,45 @@ def test_attention_over_all_rows_is_recognised_in_a_program():
     assert square_arrays(hlo, 1280) == ["f32[32,1280,1280]"]
 
 
+def cpu_program(policy, name, implementation):
+    """The text of a small model's program, compiled for this machine's processor."""
+    config, decode = small_config("llada"), decode_config(policy, implementation)
+    arguments = abstract_arguments(config, decode, 1)
+    return jax.jit(program(config, decode, name)).lower(*arguments).compile().as_text()
+
+
+STEPS = [
+    pytest.param("fast-dllm-dual", "denoise"),
+    pytest.param("polestar", "refresh", marks=pytest.mark.slow),
+]
+SCOPES = ("stream_attention/", "gather_rows/", "scatter_rows/")  # around the kernels' operations
+
+
+@pytest.mark.parametrize(("policy", "name"), STEPS)
+def test_with_nothing_named_no_kernel_is_in_the_step_compiled_for_the_cpu(policy, name):
+    text = cpu_program(policy, name, DEFAULT)
+    assert " dot(" in text
+    assert not kernel_calls(text)
+    assert not [scope for scope in SCOPES if scope in text]
+
+
+@pytest.mark.slow
+def test_kernels_named_for_the_interpreter_are_seen_in_the_step_compiled_for_the_cpu():
+    """What the test above looks for is there when the kernels are."""
+    text = cpu_program("polestar", "refresh", "interpret")
+    assert [scope for scope in SCOPES if scope in text] == list(SCOPES)
+
+
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("card", ["H200", "A100"])
-@pytest.mark.parametrize("policy", ["vanilla", "fast-dllm-prefix", "fast-dllm-dual"])
+@pytest.mark.parametrize("policy", ["vanilla", "fast-dllm-prefix", "fast-dllm-dual", "polestar"])
 @pytest.mark.parametrize("model", ["llada-8b", "dream-7b"])
 def test_two_layers_of_every_policy_are_without_fault(model, policy, card):
-    case = cases(model, policy, "pallas")[-1]
+    """With nothing named, so the kernels are there by default, each that the policy calls for."""
+    case = cases(model, policy, DEFAULT)[-1]
     assert case.program == WHOLE
+    assert "attend_rows" in case.kernels
     assert faults(in_own_process(compile_case, case, card, 2)) == []
 
 
