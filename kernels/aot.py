@@ -96,7 +96,7 @@ def compile_for(
     (slower). `fn` may already be jitted if it needs no `jit_options`. Raises `PolestarError` when
     the compiler is not installed or the card unknown.
     """
-    topology, name, cores = _topology(gpu)
+    topology = _topology(gpu)
     sharding = NamedSharding(topologies.make_mesh(topology, (1,), ("card",)), PartitionSpec())
 
     def described(x: Any) -> jax.ShapeDtypeStruct:
@@ -105,7 +105,7 @@ def compile_for(
     abstract = jax.tree.map(described, tuple(args))
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="polestar-aot-") as folder:
-        with _card_in_scope(name, cores), _mosaic_dump(folder if resources else None):
+        with card_in_scope(gpu), _mosaic_dump(folder if resources else None):
             lowered = jax.jit(fn, donate_argnums=donate_argnums, **jit_options).lower(*abstract)
         options: dict[str, Any] = {}
         if resources:
@@ -177,15 +177,15 @@ def card_descriptions() -> dict[str, str]:
 
 
 @cache
-def _topology(gpu: str) -> tuple[Any, str, int]:
-    name, cores = CARDS.get(gpu, (gpu, 132))
+def _topology(gpu: str) -> Any:
+    name, _ = CARDS.get(gpu, (gpu, 132))
     descriptions = card_descriptions()
     if name not in descriptions:
         known = ", ".join([*CARDS, *sorted(n for n in descriptions if n.startswith("NVIDIA"))])
         raise PolestarError(f"unknown card {gpu!r}; the installed plugin knows: {known}")
     _register_plugin()
     try:
-        topology = topologies.get_topology_desc(
+        return topologies.get_topology_desc(
             platform="cuda", target_config=descriptions[name], topology="1x1x1"
         )
     except Exception as error:
@@ -193,7 +193,6 @@ def _topology(gpu: str) -> tuple[Any, str, int]:
             f"the CUDA plugin of JAX {jax.__version__} can not describe {name} here ({error}); "
             "run with JAX_PLATFORMS=cpu, and JAX >= 0.12"
         ) from error
-    return topology, name, cores
 
 
 def _register_plugin() -> None:
@@ -209,12 +208,17 @@ def _register_plugin() -> None:
     jax.devices()
 
 
-def _card_in_scope(name: str, cores: int) -> contextlib.AbstractContextManager[Any]:
-    """Tell Pallas which card it lowers for; from JAX 0.11 it asks the mesh in scope."""
+def card_in_scope(gpu: str) -> contextlib.AbstractContextManager[Any]:
+    """What is traced inside is meant for the card; needs no compiler.
+
+    Pallas asks for its target in this way, and the decode loop whether to use kernels, from JAX
+    0.11 on; before, nothing is in scope.
+    """
     if jax.__version_info__ < (0, 11):
         return contextlib.nullcontext()
     from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
+    name, cores = CARDS.get(gpu, (gpu, 132))
     device = AbstractDevice(name, cores, "gpu")
     return use_abstract_mesh(
         AbstractMesh((1,), ("card",), axis_types=(AxisType.Auto,), abstract_device=device)

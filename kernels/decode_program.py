@@ -131,7 +131,8 @@ def compile_case(case: Case, gpu: str, layers: int | None = None) -> dict[str, A
     config = MODELS[case.model]
     config = dataclasses.replace(config, num_layers=layers or config.num_layers)
     decode = decode_config(case.policy, case.implementation)
-    params, state = abstract_arguments(config, decode, case.batch)
+    with aot.card_in_scope(gpu):  # what a cache holds depends on whether kernels read it
+        params, state = abstract_arguments(config, decode, case.batch)
     before = processor_seconds()
     compiled = aot.compile_for(
         program(config, decode, case.program), (params, state), gpu, donate_argnums=1

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from polestar_jax.errors import PolestarError
+from polestar_jax.kernels.aot import card_in_scope
 from polestar_jax.kernels.dispatch import dispatch
 from polestar_jax.kernels.sparse_refresh import gather_rows
 
@@ -69,17 +70,10 @@ def test_programs_for_the_cpu_hold_no_kernel():
 
 def test_programs_lowered_for_cuda_hold_the_kernel():
     """Without the CUDA compiler: only the lowering, as JAX can do it on any machine."""
-    scope = cuda_in_scope()
-    with scope:
+    with card_in_scope("A100"):
         traced = jax.jit(gather_rows).trace(HIDDEN, ROWS, COUNT)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "__gpu$xla.gpu.triton" in text
-
-
-def cuda_in_scope():
-    from polestar_jax.kernels.aot import _card_in_scope
-
-    return _card_in_scope("NVIDIA A100-SXM4-80GB", 108)
 
 
 def test_interpreted_outputs_start_as_poison():
