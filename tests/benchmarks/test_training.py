@@ -1,7 +1,8 @@
 """Training of the embedded model: its batches, its forward pass, resuming, export."""
 
+import csv
 import dataclasses
-import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -188,16 +189,22 @@ def test_damaged_run_is_refused_by_name(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optax_rules")
-def test_short_training_lowers_the_loss_below_the_bound_and_decodes(tmp_path):
-    """A run of the same plan stood at 1.6 after 200 steps, from 3.3 over its first 50."""
-    module.main(["--plan", "quick", "--steps", "200", "--out", str(tmp_path)])
-    losses = [float(line.split(",")[3]) for line in (tmp_path / LOG).read_text().splitlines()[1:]]
-    assert losses[0] > 2.5
-    assert losses[-1] < 2.2
+def test_short_training_lowers_the_loss_below_the_recorded_bound_and_its_model_copies(tmp_path):
+    """The recorded run of this length took 110 s of processor time; its loss was 3.25 over the
+    first 50 steps and 0.753 over the last (of copy 0.475). Other machines round otherwise."""
+    module.main(["--plan", "quick", "--steps", "300", "--out", str(tmp_path)])
+    with (tmp_path / LOG).open(newline="") as file:
+        log = list(csv.DictReader(file))
+    assert float(log[0]["loss"]) > 3.0
+    assert float(log[-1]["loss"]) < 0.9
+    assert float(log[-1]["copy"]) < 0.8
     model = pj.load(tmp_path, dtype="float32")
-    rows = held_out_examples(TASKS["copy"], 4)
-    config = pj.preset("vanilla", gen_length=32, block_length=32)
-    result = pj.decode(model, [row.prompt for row in rows], config)
-    assert not (result.tokens == model.config.mask_token).any()
-    assert len(result.text) == len(rows)
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llada"
+    rows = held_out_examples(TASKS["copy"], 16)
+    config = pj.preset("vanilla", gen_length=32, block_length=32, prompt_bucket=32)
+    texts = pj.decode(model, [row.prompt for row in rows], config).text
+    # Answers are lists of people; chance would name one of some hundred.
+    asked = [re.findall(r"\w+", row.answer) for row in rows]
+    answered = [re.findall(r"\w+", text) for text in texts]
+    same = [a == b for row, text in zip(asked, answered) for a, b in zip(row, text)]
+    assert sum(text.startswith('["') and text.endswith('"]') for text in texts) >= 12
+    assert np.mean(same) > 0.5
