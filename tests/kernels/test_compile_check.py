@@ -8,7 +8,7 @@ import pytest
 
 from polestar_jax.kernels import aot
 from polestar_jax.kernels.cases import cases
-from polestar_jax.kernels.compile_check import Row, judge, markdown
+from polestar_jax.kernels.compile_check import Row, judge, markdown, programs
 from polestar_jax.kernels.plan import Plan, power_of_two
 from polestar_jax.kernels.ptx import Kernel
 
@@ -50,6 +50,18 @@ def test_every_op_is_checked_at_the_shapes_of_both_models():
     assert wanted - {("drift_attention_mosaic", "embedded")} <= found
 
 
+def test_decode_programs_of_both_models_and_policies_are_checked():
+    found = [case.name.removeprefix("program/") for case in programs()]
+    assert found == [
+        f"{model}/{policy}"
+        for model in ("llada-8b", "dream-7b")
+        for policy in (
+            "fast-dllm-dual/denoise", "fast-dllm-dual/whole generation",
+            "polestar/cached", "polestar/refresh", "polestar/whole generation",
+        )
+    ]  # fmt: skip
+
+
 def test_plans_cover_all_rows_and_keys_with_no_empty_split():
     for groups in (1, 4, 32, 512):
         for rows in (1, 16, 33, 231):
@@ -68,9 +80,17 @@ def test_batch_one_fills_the_card():
 
 
 @pytest.mark.slow
-def test_every_kernel_fits_both_cards():
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--only llada-8b/bfloat16",
+        "--only program/dream-7b/polestar/refresh --gpu H200",
+        pytest.param("", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_every_kernel_and_decode_program_fits_both_cards(options):
     """By the make target, which brings its own Python with the newest JAX and the compiler."""
-    command = ["make", "--no-print-directory", "kernels-check"]
+    command = ["make", "--no-print-directory", "kernels-check", f"ARGS={options}"]
     probe = subprocess.run(
         [*command, "-n"], cwd=ROOT, capture_output=True, text=True, check=False
     )  # fmt: skip
