@@ -19,17 +19,25 @@ from polestar_jax.rope import apply_rope, rope_tables
 Stacked = dict[str, Array]
 
 
+CONSTANT = 3.0  # of every token's embedding in dimension 0, from which heads find a direction
+SHARPNESS, MATCH = 6.5, 1.4
+NEAR, FAR = slice(0, 6), slice(8, 16)  # pairs of a head that turn fast and slowly with distance
+
+
 def initial(config: ModelConfig, key: Array) -> Stacked:
-    """Parameters from which copying is learnt quickly.
+    """Parameters from which copying and pairing are learnt quickly.
 
     The head starts as the scaled transpose of the embedding, and the value and output projections
     as an orthogonal matrix and its transpose, so that an attended token is written out from the
-    first step on.
+    first step on. `_pairing` lays out what a name's other half is found by.
     """
     m, layers = config.width, config.num_layers
     keys = iter(jax.random.split(key, 16))
     embed = 0.5 * jax.random.normal(next(keys), (config.embedding_rows, m))
-    params: Stacked = {"embed": embed, "head": embed.T * (0.25 / m**0.5), "norm": jnp.ones(m)}
+    head = embed.T * (0.25 / m**0.5)
+    params: Stacked = {
+        "embed": embed.at[:, 0].set(CONSTANT), "head": head.at[0].set(0.0), "norm": jnp.ones(m)
+    }  # fmt: skip
     for name, shape in layer_shapes(config).items():
         if name.endswith("norm"):
             params[name] = jnp.ones((layers, *shape))
@@ -38,6 +46,37 @@ def initial(config: ModelConfig, key: Array) -> Stacked:
     turn = jax.random.orthogonal(next(keys), m, (layers,))
     params["v"], params["o"] = turn, turn.transpose(0, 2, 1)
     params["down"] /= (2 * layers) ** 0.5
+    return _pairing(config, params, next(keys))
+
+
+def _pairing(config: ModelConfig, params: Stacked, key: Array) -> Stacked:
+    """Lay out heads 0 and 1 of the first two layers to find the neighbour of an equal token.
+
+    In the first layer they attend to the token before and behind and write down which it was, as a
+    code; in the second they attend to the tokens with the same code, which is where the prompt has
+    the same neighbour, and copy those. Without it a trial of 22 M tokens put names in order but
+    never learnt which first name goes with which last name: 1.5 nats a name after 600 steps of
+    nothing else, with it 0.06 nats after 150.
+    """
+    if config.num_heads < 2 or config.num_layers < 2 or config.head_dim < 32:
+        return params
+    m, d = config.width, config.head_dim
+    half = d // 2
+    constant = CONSTANT / (0.25 * (m - 1) / m + CONSTANT**2 / m) ** 0.5  # after the norm
+    aim = jnp.zeros(d).at[NEAR].set(SHARPNESS / constant)
+    pairs = [*range(FAR.start, FAR.stop), *range(half + FAR.start, half + FAR.stop)]
+    for head, (offset, own) in enumerate(zip((-1, 1), jax.random.split(key))):
+        columns = slice(head * d, (head + 1) * d)
+        tables = rope_tables(jnp.asarray([[-offset]]), d, config.rope_theta)
+        turned = apply_rope(aim[None, None, None, :], *tables)[0, 0, 0]
+        code = jax.random.orthogonal(own, m - 1)[:d]
+        code = jnp.concatenate([jnp.zeros((d, 1)), code], axis=1)
+        params["o"] = params["o"].at[0, columns].set(code)
+        match = jnp.zeros((m, d)).at[:, jnp.asarray(pairs)].set(MATCH * code[: len(pairs)].T)
+        for name in ("q", "k"):
+            faint = params[name].at[:2, :, columns].multiply(0.1)
+            faint = faint.at[0, 0, columns].set(aim if name == "q" else turned)
+            params[name] = faint.at[1, :, columns].add(match)
     return params
 
 
