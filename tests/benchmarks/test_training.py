@@ -190,12 +190,13 @@ def test_damaged_run_is_refused_by_name(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("optax_rules")
 def test_short_training_lowers_the_loss_below_the_recorded_bound_and_its_model_copies(tmp_path):
-    """The recorded run of this length took 110 s of processor time; its loss was 3.25 over the
-    first 50 steps and 0.753 over the last (of copy 0.475). Other machines round otherwise."""
+    """The recorded run took 117 s of processor time; its loss was 3.17 over the first 50 steps,
+    0.771 over the last 50 (of copy 0.461), and 0.72 of its words were right. Other machines round
+    otherwise, so the bounds are a little wider."""
     module.main(["--plan", "quick", "--steps", "300", "--out", str(tmp_path)])
     with (tmp_path / LOG).open(newline="") as file:
         log = list(csv.DictReader(file))
-    assert float(log[0]["loss"]) > 3.0
+    assert float(log[0]["loss"]) > 2.5
     assert float(log[-1]["loss"]) < 0.9
     assert float(log[-1]["copy"]) < 0.8
     model = pj.load(tmp_path, dtype="float32")
