@@ -28,10 +28,12 @@ EVERY = {
     "test_rows_are_moved_exactly_at_every_named_shape": 10,
     "test_rows_are_stored_by_the_formulas_at_every_named_shape": 10,
     "test_two_layers_of_every_policy_are_without_fault": 6,
+    "test_kernels_decode_the_recorded_sequence_after_every_pass": 5,
+    "test_kernels_decode_every_recorded_pass_and_decision_of_polestar": 6,
+    "test_kernels_decode_cached_dream_as_plain_jax_does": 2,
     "test_rows_are_moved_and_attended_at_many_shapes": 0,
     "test_outputs_match_the_oracle_at_many_shapes": 0,
     "test_rows_are_stored_by_the_formulas_at_many_shapes": 0,
-    "test_every_kernel_fits_both_cards": 0,
     # Ratios of times: only meaningful on a machine that does nothing else.
     "test_a_pass_costs_at_most_a_quarter_more_than_its_matrix_products": 0,
 }
