@@ -16,6 +16,7 @@ from polestar_jax.kernels.decode_program import (
     DEFAULT,
     GIB,
     WHOLE,
+    Case,
     abstract_arguments,
     cases,
     compile_case,
@@ -69,6 +70,14 @@ def test_each_fault_alone_is_found(program, changes, words):
     found = faults(row(program, **changes))
     assert len(found) == 1
     assert words in found[0]
+
+
+def test_programs_that_refresh_may_compile_longer_but_not_for_ever():
+    kernels = dict.fromkeys(Case("llada-8b", "polestar", "refresh", DEFAULT).kernels, 32)
+    slow = {"policy": "polestar", "implementation": DEFAULT, "kernels": kernels}
+    for seconds, count in ((299.0, 0), (301.0, 1)):
+        times = {"compile_seconds": seconds, "compile_processor_seconds": seconds}
+        assert len(faults(row("refresh", **slow, **times))) == count
 
 
 def test_attention_over_all_rows_is_recognised_in_a_program():
