@@ -29,7 +29,7 @@ EVERY = {
     "test_rows_are_stored_by_the_formulas_at_every_named_shape": 10,
     "test_two_layers_of_every_policy_are_without_fault": 6,
     "test_kernels_decode_the_recorded_sequence_after_every_pass": 5,
-    "test_kernels_decode_every_recorded_pass_and_decision_of_polestar": 6,
+    "test_kernels_decode_every_recorded_pass_and_decision_of_polestar": 11,
     "test_kernels_decode_cached_dream_as_plain_jax_does": 2,
     "test_rows_are_moved_and_attended_at_many_shapes": 0,
     "test_outputs_match_the_oracle_at_many_shapes": 0,
