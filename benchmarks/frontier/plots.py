@@ -34,6 +34,7 @@ MEASURES = {
     "flops_per_token": ("MFLOP per answer token", 1e-6),
 }
 TASK_COLUMNS = 5
+LEAST_SPAN = 20.0  # points of accuracy that a panel shows at least
 
 
 def draw(run: Run, stem: Path) -> list[Path]:
@@ -115,6 +116,9 @@ def _panel(axes: Axes, run: Run, of: tuple[str, str], measure: str) -> None:
             label=policy, color=color, marker=marker, markersize=4, linewidth=1.2, elinewidth=0.7,
             alpha=0.85,
         )  # fmt: skip
+    low, high = axes.get_ylim()
+    spare = max(LEAST_SPAN - (high - low), 0.0) / 2
+    axes.set_ylim(max(low - spare, -3.0), min(high + spare, 103.0))
     axes.set_xlabel(label)
     if all(r[group][name][measure] > 0 for r in records):
         axes.set_xscale("log", base=2)
