@@ -114,6 +114,18 @@ _FULL = dict.fromkeys(TASKS, 0.8) | {
     "add": 1.5,
 }
 
+_POLISH = dict.fromkeys(TASKS, 0.5) | {
+    "copy": 0.2,
+    "reverse": 0.2,
+    "sort": 2.5,
+    "insert_random": 1.0,
+    "remove_random": 1.0,
+    "replace_random": 1.2,
+    "latin": 2.5,
+    "sudoku": 1.0,
+    "add": 2.5,
+}
+
 PLANS = {
     "quick": Plan("quick", _QUICK, _QUICK),
     # Higher rates (a trial at 5e-3) leave the loss flat until they fall.
@@ -127,6 +139,20 @@ PLANS = {
         decay=0.5,
         mask_first=600,
         mask_full=2500,
+        switch=0,
+        long_from=0.75,
+    ),
+    # From the model of the full plan: weight on what was short of its goal.
+    "polish": Plan(
+        "polish",
+        _POLISH,
+        _POLISH,
+        learning_rate=2e-3,
+        adam_rate=7e-4,
+        warm_up=50,
+        decay=0.6,
+        mask_first=0,
+        mask_full=1,
         switch=0,
         long_from=0.75,
     ),
