@@ -1,4 +1,4 @@
-"""What holds for every test: the CPU, numbers that never change type behind our back, a budget."""
+"""What holds for every test: the CPU, no silent change of type or rank, a budget of time."""
 
 import os
 
@@ -8,6 +8,7 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Slow tests of many cases of one kind: continuous integration runs every n-th case, so that its
 # second stage stays within its time; `make test-exhaustive` runs all. 0: none of them.
