@@ -12,7 +12,7 @@ from benchmarks.tasks import get_task, held_out_examples
 _ASKS: dict[str, Callable[[Any], str]] = {
     "copy": lambda f: "Repeat the line of people.",
     "reverse": lambda f: "Reverse the line.",
-    "sort": lambda f: "Sort the line by last name.",
+    "sort": lambda f: "Sort the line by name.",
     "insert_index": lambda f: f"Insert {f['word']} at position {f['index']} (counting from 0).",
     "remove_index": lambda f: f"Remove the person at position {f['index']} (counting from 0).",
     "replace_index": lambda f: (
