@@ -67,6 +67,7 @@ def _head(run: Run, plan: Plan, log: list[dict[str, str]]) -> list[str]:
         *_commands(run, "DIR"),
         "```",
         "",
+        *_notes(run),
     ]
 
 
@@ -80,6 +81,12 @@ def _commands(run: Run, folder: str) -> list[str]:
         f"python -m benchmarks.embedded.train --plan {run.plan} --steps {run.steps} "
         f"--seed {run.seed}{init}{exclude} --out {folder}",
     ]
+
+
+def _notes(run: Run) -> list[str]:
+    """What the runs' notes say, the parents' first."""
+    before = _notes(run.parent) if run.parent else []
+    return [*before, run.note, ""] if run.note else before
 
 
 def _scores(accuracy: dict[str, dict[str, dict[str, Any]]]) -> list[str]:

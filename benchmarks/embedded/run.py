@@ -25,6 +25,7 @@ class Run:
     excluded: int  # prompts kept out of training beside the held-out ones
     machine: str
     parent: "Run | None" = None  # the run whose model it started from
+    note: str = ""  # added by hand where the commands alone would not repeat the run
 
     def read_plan(self) -> Plan:
         return PLANS[self.plan]
