@@ -110,7 +110,7 @@ def forward(
     size = tokens.shape[1]
     position = jnp.arange(size)[None]
     tables = rope_tables(position, config.head_dim, config.rope_theta)
-    looked_at = jnp.minimum(jnp.asarray(start)[:, None] + jnp.arange(window), size - 1)
+    looked_at = jnp.minimum(jnp.asarray(start)[:, None] + jnp.arange(window)[None], size - 1)
     seen = (position < jnp.asarray(length)[:, None])[:, None, None, :]
     x = model.embed_tokens(jnp.asarray(tokens))
     for layer in range(config.num_layers):

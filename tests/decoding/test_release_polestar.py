@@ -56,7 +56,7 @@ class RecordedCache(pj.PolestarCache):
         for layer, own in enumerate(out.cache.clusters):
             centroids = jnp.asarray(self.recorded["centroids"])[state.passes, layer][None]
             labels = self._at(ctx, state, "labels", layer, window)
-            counts = (labels[:, None] == jnp.arange(self.num_clusters)[:, None]).sum(-1)
+            counts = (labels[:, None] == jnp.arange(self.num_clusters)[None, :, None]).sum(-1)
             queries = ctx.model.query(layer, centroid_queries(ctx, layer, centroids))
             scores, normaliser, _ = proxy_attention(ctx, queries, out.cache.layers[layer], None)
             changes = {"labels": labels, "centroids": centroids, "scores": scores}
