@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from polestar_jax.checks import check_integer
 from polestar_jax.errors import PolestarError
 
 FAMILIES = ("llada", "dream")
@@ -43,11 +44,14 @@ class ModelConfig:
                 f"unknown model family {self.family!r}; known: {', '.join(FAMILIES)}"
             )
         for name in (
-            "vocab_size", "width", "num_layers", "num_heads", "num_kv_heads", "head_dim",
-            "mlp_width", "max_length",
+            "vocab_size", "embedding_rows", "width", "num_layers", "num_heads", "num_kv_heads",
+            "head_dim", "mlp_width", "max_length",
         ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise PolestarError(f"{name} must be at least 1, got {getattr(self, name)}")
+            check_integer(name, getattr(self, name), 1)
+        for name in ("rope_theta", "norm_eps"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and 0 < value < float("inf")):
+                raise PolestarError(f"{name} must be a positive number, got {value!r}")
         if self.num_heads % self.num_kv_heads:
             raise PolestarError(
                 f"num_heads ({self.num_heads}) must be a multiple of "
@@ -62,7 +66,10 @@ class ModelConfig:
             )
         for name in ("mask_token", "eos_token", "pad_token", "bos_token", "eot_token"):
             token = getattr(self, name)
-            if token is not None and not 0 <= token < self.vocab_size:
+            if token is None and name in ("bos_token", "eot_token"):
+                continue
+            check_integer(name, token, 0)
+            if not 0 <= token < self.vocab_size:
                 raise PolestarError(
                     f"{name} is {token}, outside the vocabulary of {self.vocab_size} tokens"
                 )
@@ -81,7 +88,12 @@ class ModelConfig:
         unknown = sorted(set(values) - known)
         if unknown:
             raise PolestarError(f"unknown model configuration fields: {', '.join(unknown)}")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise PolestarError(
+                f"the model configuration is incomplete ({error}); convert the checkpoint again"
+            ) from None
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
@@ -96,6 +108,13 @@ class ModelConfig:
             raise PolestarError(
                 f"config.json of model_type {kind!r} lacks the field {missing}; "
                 "is this a complete LLaDA or Dream checkpoint?"
+            ) from None
+        except PolestarError:
+            raise
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            raise PolestarError(
+                f"config.json of model_type {kind!r} holds a value that cannot be used ({error}); "
+                "compare it with the released one"
             ) from None
         raise PolestarError(
             f"model_type {config.get('model_type')!r} is not supported; expected 'llada' or 'Dream'"

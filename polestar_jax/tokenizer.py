@@ -78,6 +78,7 @@ class Tokenizer:
         """Token ids of the text as it stands: no template, no special token added."""
         if not isinstance(text, str):
             raise PolestarError(f"text must be a string, got {type(text).__name__}")
+        _check_unicode(text)
         return list(self.backend.encode(text, add_special_tokens=False))
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -101,6 +102,17 @@ class Tokenizer:
         return str(
             self.backend.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
+
+
+def _check_unicode(text: str) -> None:
+    """Half a surrogate pair, as damaged bytes leave it, is no character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PolestarError(
+            f"the text has no character at position {error.start} ({text[error.start]!r}); "
+            "save it as UTF-8"
+        ) from None
 
 
 def _json(path: Path) -> dict[str, Any]:

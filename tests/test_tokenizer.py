@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+import polestar_jax as pj
 from polestar_jax.config import ModelConfig
 from polestar_jax.errors import PolestarError
 from polestar_jax.tokenizer import Tokenizer as Ours
@@ -252,3 +253,9 @@ def test_what_is_not_text_is_refused(text, tokenizer):
     for encode in (tokenizer.encode, tokenizer.encode_prompt):
         with pytest.raises(PolestarError, match="text must be a string"):
             encode(text)
+
+
+def test_half_a_surrogate_pair_is_refused_with_its_position():
+    tokenizer = pj.load("embedded").tokenizer
+    with pytest.raises(PolestarError, match="position 5"):
+        tokenizer.encode("copy \ud800")

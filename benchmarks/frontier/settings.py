@@ -7,9 +7,9 @@ from typing import Any
 import polestar_jax as pj
 from polestar_jax.errors import PolestarError
 
-THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0)
-TOKENS_PER_PASS = (1, 2, 4, 8)
+THRESHOLDS = (0.5, 0.7, 0.9, 0.95)
+FACTORS = (0.5, 1.0, 2.0)
+TOKENS_PER_PASS = (1, 2, 4)
 EARLY_GAP = 0.2  # early threshold below the threshold, as in the paper's 0.7 and 0.9
 
 KNOBS: dict[str, str] = {
@@ -87,7 +87,7 @@ def frontier_settings(
             raise PolestarError(f"unknown policy {policy!r}; known: {', '.join(KNOBS)}")
         knob = KNOBS[policy]
         for value in chosen[knob]:
-            if knob == "tokens_per_pass" and canvas.block_length % value:
+            if knob == "tokens_per_pass" and (value < 1 or canvas.block_length % value):
                 raise PolestarError(
                     f"{value} tokens a pass do not divide the block length {canvas.block_length}"
                 )

@@ -48,7 +48,13 @@ FIELDS = ("gen_length", "block_length", "temperature", "threshold", "steps")
     metavar="FIELD=VALUE",
     help="Any other field of the configuration or its policies; may be repeated.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="For temperature > 0.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="For temperature > 0.",
+)
 @dtype_option
 @click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--raw", is_flag=True, help="No chat template around the prompts.")

@@ -115,6 +115,7 @@ def init_state(
     trace: bool = False,
 ) -> DecodeState:
     """State before the first pass; arguments as in `decode`."""
+    config = _checked(config)
     prepared = prepare_prompts(model, prompts, config)
     keys = _row_keys(key, prepared, config)
     with _explained(model, config, prepared):
@@ -157,7 +158,7 @@ def decode(
     Raises:
         PolestarError: prompts or settings that cannot work, before anything is compiled.
     """
-    config = DecodeConfig() if config is None else config
+    config = _checked(config)
     prepared = prepare_prompts(model, prompts, config)
     keys = _row_keys(key, prepared, config)
     with _explained(model, config, prepared):
@@ -207,6 +208,16 @@ def _explained(model: "Model", config: DecodeConfig, prompts: Prompts) -> Abstra
     return explain_exhaustion(model, config, batch, total - config.gen_length)
 
 
+def _checked(config: DecodeConfig | None) -> DecodeConfig:
+    if config is None:
+        return DecodeConfig()
+    if not isinstance(config, DecodeConfig):
+        raise PolestarError(
+            f"config must be a DecodeConfig, e.g. preset('polestar'), got {config!r:.80}"
+        )
+    return config
+
+
 def _row_keys(key: Array | None, prompts: Prompts, config: DecodeConfig) -> Array:
     """One PRNG key per sequence."""
     batch = prompts.tokens.shape[0]
@@ -217,6 +228,8 @@ def _row_keys(key: Array | None, prompts: Prompts, config: DecodeConfig) -> Arra
                 "numbers; pass key=jax.random.key(seed)"
             )
         key = jax.random.key(0)
+    if not isinstance(key, jax.Array):
+        raise PolestarError(f"key must be made by jax.random.key(seed), got {key!r:.80}")
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
     if key.ndim == 0:

@@ -35,6 +35,11 @@ def bucket_length(longest: int, config: DecodeConfig, least: int = 0) -> int:
 
 def prepare_prompts(model: "Model", prompts: Any, config: DecodeConfig) -> Prompts:
     """Tokenize, check and left-pad; see `decode` for the accepted forms."""
+    if config.prompt_bucket is not None and config.prompt_bucket > model.config.max_length:
+        raise PolestarError(
+            f"prompt_bucket {config.prompt_bucket} exceeds the model's maximum of "
+            f"{model.config.max_length} tokens; choose a smaller one"
+        )
     rows = _token_rows(model, prompts)
     if not rows:
         raise PolestarError("the batch has no prompts; pass at least one")
@@ -99,7 +104,10 @@ def _token_row(model: "Model", index: int, prompt: Any) -> np.ndarray:
         raise PolestarError(
             f"prompt {index} must be a string or a list of token ids, got {type(prompt).__name__}"
         )
-    row = np.asarray(prompt)
+    try:
+        row = np.asarray(prompt)
+    except ValueError:  # lists of unequal depth
+        row = np.asarray(prompt, object)
     if row.size == 0:
         return np.zeros(0, np.int32)
     if row.ndim != 1 or not np.issubdtype(row.dtype, np.integer):

@@ -219,6 +219,7 @@ BAD_PROMPTS = {
     "negative_token": ([[-1]], "outside the vocabulary"),
     "fractional_tokens": ([[1.5, 2.0]], "whole-number"),
     "nested_lists": ([[[1, 2]]], "flat list"),
+    "lists_of_unequal_depth": ([[1, [2, 3]]], "flat list"),
     "number_for_prompts": (7, "must be a string"),
     "bytes_for_a_prompt": ([b"abc"], "must be a string or a list of token ids"),
     "none_for_a_prompt": ([None], "must be a string or a list of token ids"),
@@ -261,3 +262,15 @@ def test_randomness_without_a_key_is_refused():
         pj.decode(
             model_pair("llada", 0)[0], prompts_of(0), config, jax.random.split(jax.random.key(0))
         )
+
+
+def test_argument_of_the_wrong_kind_is_refused_in_one_sentence():
+    model = model_pair("llada", 0)[0]
+    with pytest.raises(pj.PolestarError, match=r"preset\('polestar'\), got 'polestar'"):
+        pj.decode(model, prompts_of(0), "polestar")
+    random = dataclasses.replace(DUAL, temperature=0.5)
+    with pytest.raises(pj.PolestarError, match=r"jax.random.key\(seed\), got 0"):
+        pj.decode(model, prompts_of(0), random, key=0)
+    huge = dataclasses.replace(DUAL, prompt_bucket=10**8)
+    with pytest.raises(pj.PolestarError, match="prompt_bucket 100000000 exceeds"):
+        pj.decode(model, prompts_of(0), huge)
