@@ -1,5 +1,6 @@
 """One JSON file per run, whole at every moment: rewritten beside itself and renamed."""
 
+import contextlib
 import functools
 import json
 import os
@@ -43,6 +44,9 @@ def open_run(path: Path, run: Run, restart: bool) -> Run:
     """
     if path.exists() and not restart:
         old = read_run(path)
+        if not old["records"]:  # left by a run that was refused before its first setting
+            save_run(path, run)
+            return run
         for name, value in run["identity"].items():
             if old["identity"].get(name) != value:
                 raise PolestarError(
@@ -87,5 +91,6 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(stream.fileno())
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise PolestarError(f"cannot write {path}: {error.strerror}") from None

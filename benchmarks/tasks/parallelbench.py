@@ -37,7 +37,7 @@ def read_directory(folder: str | Path) -> dict[str, list[Example]]:
         )
     configs: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.task_config.yaml")):
-        configs |= yaml.safe_load(path.read_text())
+        configs |= _task_config(path)
     found = {}
     for path in files:
         family, theirs = path.name.removesuffix(".jsonl").split(".", 1)
@@ -47,9 +47,9 @@ def read_directory(folder: str | Path) -> dict[str, list[Example]]:
             raise PolestarError(f"{path} belongs to no known task; known: {', '.join(_OURS)}")
         if config is None:
             raise PolestarError(f"{folder} has no task_config.yaml entry for {family}/{theirs}")
-        if config["metric"] != task.metric:
+        if config.get("metric") != task.metric:
             raise PolestarError(
-                f"{path}: metric {config['metric']!r} is not this task's {task.metric!r}"
+                f"{path}: metric {config.get('metric')!r} is not this task's {task.metric!r}"
             )
         found[task.name] = [
             _row(task, config, line, f"{path}:{number}")
@@ -57,6 +57,16 @@ def read_directory(folder: str | Path) -> dict[str, list[Example]]:
             if line.strip()
         ]
     return found
+
+
+def _task_config(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        value = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise PolestarError(f"{path} cannot be read as YAML: {error!s:.200}") from None
+    if not isinstance(value, dict) or not all(isinstance(v, dict) for v in value.values()):
+        raise PolestarError(f"{path} holds no entries of tasks; copy it from ParallelBench again")
+    return value
 
 
 def _row(task: Task, config: dict[str, Any], line: str, where: str) -> Example:

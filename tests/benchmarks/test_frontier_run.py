@@ -165,6 +165,13 @@ def test_file_of_other_settings_is_refused_and_kept(finished, request_for):
     assert request.path.read_bytes() == before
 
 
+def test_file_without_a_record_yet_blocks_nothing(request_for, tmp_path):
+    prepare(request_for(tmp_path / "run.json"))
+    assert read_run(tmp_path / "run.json")["records"] == {}
+    other = prepare(request_for(tmp_path / "run.json", limit=4))
+    assert read_run(tmp_path / "run.json")["identity"] == other.run["identity"]
+
+
 @pytest.mark.parametrize("damage", ["not json", "{}", None])
 def test_damaged_result_file_is_refused(finished, request_for, tmp_path, damage):
     if damage is None:

@@ -150,6 +150,9 @@ def test_empty_directory_is_a_clear_error(tmp_path):
         ("waiting_line.dance.jsonl", "{}", "belongs to no known task"),
         ("waiting_line.copy.jsonl", "{}", "no task_config.yaml entry for waiting_line/copy"),
         ("waiting_line.task_config.yaml", CONFIG.replace("insert_score", "x"), "metric 'list_ran"),
+        ("waiting_line.task_config.yaml", "", "holds no entries of tasks"),
+        ("waiting_line.task_config.yaml", "a: [", "cannot be read as YAML"),
+        ("waiting_line.task_config.yaml", CONFIG.replace("metric", "m"), "metric None is not"),
     ],
 )
 def test_unfit_file_is_named(directory, name, content, message):
