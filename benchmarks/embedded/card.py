@@ -29,7 +29,7 @@ def write_card(folder: Path) -> None:
 def _head(run: Run, plan: Plan, log: list[dict[str, str]]) -> list[str]:
     c = plan.model_config()
     count = sum(math.prod(shape) for shape in parameter_shapes(c).values())
-    tasks = ", ".join(f"`{name}`" for name in TASKS if name in {**plan.early, **plan.late})
+    tasks = ", ".join(f"`{name}`" for name in TASKS if name in plan.tasks)
     kept_out = (
         f", nor any of the {run.excluded} rows of a ParallelBench copy (`--exclude COPY`)"
         if run.excluded

@@ -68,8 +68,7 @@ class Batches:
     def rows(self, step: int, count: int) -> list[tuple[str, list[int], list[int]]]:
         """`count` rows that fit the step's canvas: task, tokens of the prompt and of the answer."""
         rng = random.Random(f"{self.seed} {step}")
-        early = step < self.plan.switch
-        weights = self.plan.early if early else self.plan.late
+        weights = self.plan.tasks
         canvas, short = self.canvas(step), self.plan.short_canvas
         long = canvas == self.plan.long_canvas
         found: list[tuple[str, list[int], list[int]]] = []

@@ -54,7 +54,7 @@ def _pairing(config: ModelConfig, params: Stacked, key: Array) -> Stacked:
 
     In the first layer they attend to the token before and behind and write down which it was, as a
     code; in the second they attend to the tokens with the same code, which is where the prompt has
-    the same neighbour, and copy those. Without it a trial of 22 M tokens put names in order but
+    the same neighbour, and copy those. Without it a trial of 28 M tokens put names in order but
     never learnt which first name goes with which last name: 1.5 nats a name after 600 steps of
     nothing else, with it 0.06 nats after 150.
     """

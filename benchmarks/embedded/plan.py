@@ -18,7 +18,7 @@ class Plan:
     What happens before the learning rate falls is counted in steps, so that two runs of different
     length agree up to there; `decay` and `long_from` are fractions of the run.
 
-    early, late: task -> weight among the training rows before and from step `switch`.
+    tasks: task -> weight among the training rows.
     mask_first, mask_full: until step `mask_first` the masked share is drawn from [0.5, 1]; the
         range then widens, to all of [0.02, 1] at step `mask_full`.
     warm_up: steps. decay: the last part of the run, in which the rates fall along a cosine.
@@ -30,8 +30,7 @@ class Plan:
     """
 
     name: str
-    early: Mapping[str, float]
-    late: Mapping[str, float]
+    tasks: Mapping[str, float]
     width: int = 128
     layers: int = 4
     heads: int = 4
@@ -49,13 +48,12 @@ class Plan:
     clip: float = 1.0
     mask_first: int = 150
     mask_full: int = 300
-    switch: int = 200
     long_from: float = 0.7
     block_masks: float = 0.2
     steps_per_call: int = 10
 
     def __post_init__(self) -> None:
-        for name in (*self.early, *self.late):
+        for name in self.tasks:
             if name not in TASKS:
                 raise PolestarError(f"unknown task {name!r} in the plan; known: {', '.join(TASKS)}")
 
@@ -127,11 +125,10 @@ _POLISH = dict.fromkeys(TASKS, 0.5) | {
 }
 
 PLANS = {
-    "quick": Plan("quick", _QUICK, _QUICK),
+    "quick": Plan("quick", _QUICK),
     # Higher rates (a trial at 5e-3) leave the loss flat until they fall.
     "full": Plan(
         "full",
-        _FULL,
         _FULL,
         learning_rate=3e-3,
         adam_rate=1e-3,
@@ -139,13 +136,11 @@ PLANS = {
         decay=0.5,
         mask_first=600,
         mask_full=2500,
-        switch=0,
         long_from=0.75,
     ),
     # From the model of the full plan: weight on what was short of its goal.
     "polish": Plan(
         "polish",
-        _POLISH,
         _POLISH,
         learning_rate=2e-3,
         adam_rate=7e-4,
@@ -153,7 +148,6 @@ PLANS = {
         decay=0.6,
         mask_first=0,
         mask_full=1,
-        switch=0,
         long_from=0.75,
     ),
 }

@@ -25,9 +25,7 @@ from polestar_jax.errors import PolestarError
 from polestar_jax.tokenizer import Tokenizer
 
 EVEN = dict.fromkeys(TASKS, 1.0)
-TINY = Plan(
-    "tiny", EVEN, EVEN, width=32, layers=2, heads=2, mlp_width=48, batch=4, steps_per_call=2
-)
+TINY = Plan("tiny", EVEN, width=32, layers=2, heads=2, mlp_width=48, batch=4, steps_per_call=2)
 
 
 @pytest.fixture(autouse=True)
