@@ -37,11 +37,12 @@ def has_host_memory() -> bool:
     """Whether the target of programs traced now can keep arrays in pinned host memory."""
     if target_platform() in ("gpu", "cuda"):  # also a card that is only compiled for
         return True
+    device = jax.local_devices()[0]
     try:
-        kinds = {memory.kind for memory in jax.local_devices()[0].addressable_memories()}
-    except (AttributeError, NotImplementedError, RuntimeError):
+        memories = device.addressable_memories()
+    except RuntimeError:  # how a back end says that it does not implement memories
         return False
-    return HOST_KIND in kinds
+    return HOST_KIND in {memory.kind for memory in memories}
 
 
 def check_place(field: str, place: str, fallback: bool) -> None:

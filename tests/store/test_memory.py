@@ -118,15 +118,17 @@ def test_impossible_sizes_are_refused(batch, length):
         pj.memory_plan(small_config("llada"), make_config(), batch, length)
 
 
-@pytest.fixture
-def without_host_memory(monkeypatch):
-    """A back end whose devices have no pinned host memory."""
+@pytest.fixture(params=["other memories", "no memories"])
+def without_host_memory(monkeypatch, request):
+    """A back end whose devices have no pinned host memory, or do not know of memories at all."""
 
     class Memory:
         kind = "device"
 
     class Device:
         def addressable_memories(self):
+            if request.param == "no memories":
+                raise NotImplementedError
             return [Memory()]
 
     monkeypatch.setattr(place.jax, "local_devices", lambda: [Device()])
