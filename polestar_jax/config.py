@@ -69,7 +69,7 @@ class ModelConfig:
             if token is None and name in ("bos_token", "eot_token"):
                 continue
             check_integer(name, token, 0)
-            if not 0 <= token < self.vocab_size:
+            if token >= self.vocab_size:
                 raise PolestarError(
                     f"{name} is {token}, outside the vocabulary of {self.vocab_size} tokens"
                 )
