@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from safetensors.numpy import load_file
 
 import polestar_jax as pj
 from benchmarks.embedded import train as module
 from benchmarks.embedded.data import LONG_WINDOW, SHORT_WINDOW, Batches
 from benchmarks.embedded.export import export
-from benchmarks.embedded.network import forward, initial
+from benchmarks.embedded.network import forward, initial, unstacked
 from benchmarks.embedded.optimizer import schedule
 from benchmarks.embedded.plan import PLANS, Plan
 from benchmarks.embedded.run import CHECKPOINT, DESCRIPTION, LOG, Run
@@ -22,6 +23,8 @@ from benchmarks.embedded.train import train
 from benchmarks.embedded.vocabulary import EOS, MASK, SEP, build_tokenizer, save_tokenizer
 from benchmarks.tasks import TASKS, held_out_examples, is_held_out
 from polestar_jax.errors import PolestarError
+from polestar_jax.model import abstract_transformer, params_from_flat
+from polestar_jax.rope import apply_rope, rope_tables
 from polestar_jax.tokenizer import Tokenizer
 
 EVEN = dict.fromkeys(TASKS, 1.0)
@@ -143,6 +146,39 @@ def test_tokens_behind_the_row_do_not_change_its_logits():
         forward(config, params, t, np.array([3]), np.array([12]), 9) for t in (tokens, other)
     )
     np.testing.assert_array_equal(one, two)
+
+
+def attention(model, layer, x):
+    """Weights [B, H, T, T] of a layer over all rows of x, and its output."""
+    normed = model.normed(layer, "attn_norm", x)
+    tables = rope_tables(jnp.arange(x.shape[1])[None], model.config.head_dim, 10000.0)
+    key, value = model.key_value(layer, normed)
+    query, key = (apply_rope(a, *tables) for a in (model.query(layer, normed), key))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * model.config.head_dim**-0.5
+    weights = jax.nn.softmax(scores, axis=-1)
+    attended = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
+    return np.asarray(weights), model.finish(layer, x, attended)
+
+
+@pytest.mark.parametrize("given", [0, 1])
+def test_untrained_heads_find_the_partner_of_a_masked_name(given):
+    """Of six pairs in the prompt, half of one repeated: chance would find its partner in 1 of 6."""
+    config, pairs, rows = PLANS["quick"].model_config(), 6, 64
+    graph, _ = abstract_transformer(config, jnp.float32)
+    params = unstacked(initial(config, jax.random.key(0)))
+    model = nnx.merge(graph, params_from_flat(config, params))
+    rng = np.random.default_rng(0)
+    names = [rng.choice(np.arange(40, 340), 2 * pairs, replace=False) for _ in range(rows)]
+    names, which = np.reshape(names, (rows, pairs, 2)), rng.integers(0, pairs, rows)
+    line = np.pad(names, ((0, 0), (0, 0), (0, 1)), constant_values=20).reshape(rows, -1)
+    answer = names[np.arange(rows), which].copy()
+    answer[:, 1 - given] = config.mask_token
+    tokens = np.concatenate([line, np.full((rows, 1), 3), answer, np.full((rows, 1), 20)], axis=1)
+    _, x = attention(model, 0, model.embed_tokens(jnp.asarray(tokens, jnp.int32)))
+    weights, _ = attention(model, 1, x)
+    masked, partners = line.shape[1] + 2 - given, 3 * np.arange(pairs) + 1 - given
+    found = weights[:, given, masked][:, partners].argmax(axis=-1)
+    assert (found == which).mean() > 0.6
 
 
 @pytest.mark.usefixtures("optax_rules")
