@@ -59,3 +59,8 @@ def custom_calls(hlo: str) -> dict[str, int]:
 def kernel_calls(hlo: str) -> dict[str, int]:
     """How often each Pallas kernel, by name, is called: those that Triton compiled."""
     return dict(Counter(TRITON.findall(hlo)))
+
+
+def host_choices(hlo: str) -> int:
+    """Branches that the host chooses: on a GPU each waits for the card and leaves it idle."""
+    return len(re.findall(r" conditional\(", hlo))

@@ -8,6 +8,8 @@ import pytest
 
 import polestar_jax as pj
 from decoding.helpers import MASK, model_pair, random_prompts, small_config, small_model, trace_rows
+from polestar_jax.decoding.cache import polestar_settings
+from polestar_jax.decoding.decode import context_of
 
 BASE = {"gen_length": 16, "block_length": 4, "prompt_bucket": 8, "stop_at_eos": False}
 WHOLE = pj.PolestarCache(
@@ -105,6 +107,26 @@ def test_capacities_of_the_refresh_never_change_the_result():
         refreshed |= set(np.asarray(one.trace.details.refreshed).sum(-1).ravel().tolist())
     assert {1, 3, 5} & refreshed
     assert max(refreshed) > 5
+
+
+@pytest.mark.parametrize(
+    ("platform", "batch", "block_length", "counts"),
+    [
+        ("gpu", 1, 32, (96,)),  # 128 rows: hidden behind the weights' transfer
+        ("gpu", 1, 64, (48, 96, 144, 192)),  # 256 rows are not
+        ("gpu", 2, 32, (24, 48, 72, 96)),
+        ("cpu", 1, 32, (24, 48, 72, 96)),
+    ],
+)
+def test_row_counts_are_told_apart_only_where_fewer_rows_cost_less(
+    monkeypatch, platform, batch, block_length, counts
+):
+    monkeypatch.setattr(polestar_settings, "target_platform", lambda: platform)
+    config = pj.preset("polestar", gen_length=256, block_length=block_length)
+    model = small_model(small_config("llada", max_length=512), 0)
+    tokens, pad = np.zeros((batch, 512), np.int32), np.zeros(batch, np.int32)
+    ctx = context_of(model.config, model.params, config, tokens, pad)
+    assert config.cache.row_counts(ctx) == counts
 
 
 @dataclasses.dataclass(frozen=True)

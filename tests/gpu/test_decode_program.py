@@ -41,6 +41,7 @@ def row(program="denoise", **changes):
         "compile_processor_seconds": 20.0, "temporary_bytes": 16 * 2**20,
         "logits_bytes": 15 * 2**20, "cache_bytes": 640 * 2**20, "aliased_bytes": 641 * 2**20,
         "kernels": {}, "copies": {}, "transposes": {}, "square_arrays": [],
+        "host_choices": 0,
     }  # fmt: skip
     return plain | changes
 
@@ -62,6 +63,7 @@ def test_a_program_within_its_limits_has_no_fault(program):
         (WHOLE, {"aliased_bytes": 0}, "in place"),
         ("denoise", {"implementation": "pallas"}, "expected ['attend_rows']"),
         ("denoise", {"kernels": {"attend_rows": 3}}, "expected none"),
+        ("denoise", {"host_choices": 31}, "host chooses"),
         (WHOLE, {"square_arrays": ["f32[32,1280,1280]"]}, "all rows at once"),
         (WHOLE, {"compile_seconds": 61.0, "compile_processor_seconds": 61.0}, "compiled in"),
     ],
@@ -72,12 +74,15 @@ def test_each_fault_alone_is_found(program, changes, words):
     assert words in found[0]
 
 
-def test_programs_that_refresh_may_compile_longer_but_not_for_ever():
-    kernels = dict.fromkeys(Case("llada-8b", "polestar", "refresh", DEFAULT).kernels, 32)
+@pytest.mark.parametrize(
+    ("program", "seconds", "count"),
+    [("refresh", 59.0, 0), ("refresh", 61.0, 1), (WHOLE, 179.0, 0), (WHOLE, 181.0, 1)],
+)
+def test_a_generation_by_polestar_may_compile_longer_its_passes_may_not(program, seconds, count):
+    kernels = dict.fromkeys(Case("llada-8b", "polestar", program, DEFAULT).kernels, 32)
     slow = {"policy": "polestar", "implementation": DEFAULT, "kernels": kernels}
-    for seconds, count in ((299.0, 0), (301.0, 1)):
-        times = {"compile_seconds": seconds, "compile_processor_seconds": seconds}
-        assert len(faults(row("refresh", **slow, **times))) == count
+    times = {"compile_seconds": seconds, "compile_processor_seconds": seconds}
+    assert len(faults(row(program, **slow, **times))) == count
 
 
 def test_attention_over_all_rows_is_recognised_in_a_program():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polestar_jax.kernels.hlo import bits, custom_calls, kernel_calls, moves
+from polestar_jax.kernels.hlo import bits, custom_calls, host_choices, kernel_calls, moves
 from polestar_jax.kernels.ptx import ENTRY, THUNK
 
 MODULE = """HloModule jit_f, is_scheduled=true
@@ -48,6 +48,12 @@ def test_custom_calls_are_counted_by_target_and_kernels_by_name():
     assert custom_calls(MODULE) == {"__gpu$xla.gpu.triton": 1}
     assert kernel_calls(MODULE) == {"attend_rows": 1}
     assert kernel_calls(MODULE.replace("__gpu$xla.gpu.triton", "__cublas$gemm")) == {}
+
+
+def test_branches_are_counted_where_they_are_taken():
+    branch = "  %c = f32[8]{0} conditional(%i, %q, %q), branch_computations={%a, %b}\n"
+    assert host_choices(MODULE) == 0
+    assert host_choices(MODULE.replace("  %k =", branch + "  %k =")) == 1
 
 
 @pytest.mark.parametrize(

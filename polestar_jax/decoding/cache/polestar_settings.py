@@ -12,8 +12,14 @@ from polestar_jax.decoding.state import DecodeState
 from polestar_jax.drift.selection import capacities
 from polestar_jax.drift.window import Window, make_window
 from polestar_jax.errors import PolestarError
+from polestar_jax.kernels.dispatch import target_platform
 from polestar_jax.store.place import PLACES, check_place
 from polestar_jax.store.rows import HIDDEN_DTYPES
+
+# Up to about so many rows a GPU's pass takes as long as reading the weights does. An A100: 312e12
+# half-precision operations over 2.0e12 bytes a second, two of each per weight and row, two bytes
+# per weight. Later cards allow more.
+FREE_ROWS = 156
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +41,8 @@ class PolestarSettings(CachePolicy):
         reembed_suffix_commits: also refresh layer 0's input of tokens committed behind the block
             (the released code leaves the mask's embedding there until the next opening).
         capacities: row counts a refresh is compiled for; the smallest that fits is run, so they
-            change the cost and never the result. None chooses up to four.
+            change the cost and never the result. None chooses: the largest alone on a GPU while
+            the weights' transfer hides the rows' arithmetic, else up to four.
         hidden_store: where the hidden inputs of the window's rows are kept between passes:
             "device", or "host" for pinned host memory, from where refreshes fetch them one layer
             ahead. Changes no result.
@@ -114,7 +121,7 @@ class PolestarSettings(CachePolicy):
         most = min((self.window_before + self.window_after) * length, ctx.total - length)
         most = max(most, 1)
         if self.capacities is None:
-            return capacities(most)
+            return capacities(most, 1 if rows_are_free(ctx, most) else 4)
         return tuple(sorted({*(c for c in self.capacities if c < most), most}))
 
     def window(self, ctx: Context, block: Array) -> Window:
@@ -129,3 +136,13 @@ class PolestarSettings(CachePolicy):
         """bool [B]: sequences whose next pass refreshes."""
         enough = state.since_refresh > self.trigger_total
         return active & ((state.last_commits > self.trigger_last) | enough)
+
+
+def rows_are_free(ctx: Context, most: int) -> bool:
+    """Whether a pass costs the same however few of `most` rows it also recomputes.
+
+    Then several row counts would only cost: each layer would let the host choose between them,
+    and the program would hold its products once for each.
+    """
+    rows = ctx.batch * (ctx.lead + ctx.block_length + most)
+    return target_platform() in ("gpu", "cuda") and rows <= FREE_ROWS
