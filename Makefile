@@ -84,9 +84,11 @@ test: $(VENV)/.oracle-$(ORACLE)
 
 test-slow: $(VENV)/.oracle-$(ORACLE) gpu-compiler
 	$(PYTEST) -m 'slow and not exhaustive' $(ARGS)
+	$(call gpu_compiler_tests,and not exhaustive)
 
 test-exhaustive: $(VENV)/.oracle-$(ORACLE) gpu-compiler
 	$(PYTEST) -m 'slow or not slow' $(ARGS)
+	$(call gpu_compiler_tests)
 
 test-all: test test-slow
 
@@ -115,15 +117,23 @@ AOT_PYTHON ?= $(shell for p in $(AOT_CANDIDATES); do \
                 $$p -c '$(AOT_USABLE)' >/dev/null 2>&1 && echo $$p && break; done)
 AOT_VENV ?= .venv-gpu-check
 
+# Tests that the environment above skips: they need the newest JAX, or the compiler inside it.
+gpu_compiler_tests = @if [ -n '$(AOT_PYTHON)' ] && [ -z '$(ARGS)' ]; then \
+    $(AOT_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile -m '(gpu_compiler or newest_jax) $(1)'; fi
+
 $(AOT_VENV)/.ready: pyproject.toml
 	@test -n '$(AOT_PYTHON)' || { echo "Python 3.12 or newer is needed: make $(MAKECMDGOALS) AOT_PYTHON=..." >&2; exit 1; }
 	$(AOT_PYTHON) -m venv $(AOT_VENV)
 	$(AOT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[gpu-check]'
 	@touch $@
 
+$(AOT_VENV)/.test: $(AOT_VENV)/.ready
+	$(AOT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[gpu-check,test]'
+	@touch $@
+
 # Some slow tests call the targets below, at once: the environment must be there before them.
 gpu-compiler:
-	@if [ -n '$(AOT_PYTHON)' ]; then $(MAKE) --no-print-directory $(AOT_VENV)/.ready; \
+	@if [ -n '$(AOT_PYTHON)' ]; then $(MAKE) --no-print-directory $(AOT_VENV)/.test; \
 	  else echo 'No Python >= 3.12: tests that compile for GPUs are skipped'; fi
 
 kernels-check: $(AOT_VENV)/.ready

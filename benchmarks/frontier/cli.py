@@ -116,7 +116,7 @@ def run(kind: str, tasks: Sequence[str], options: dict[str, Any], quick: bool, m
     request = Request(
         kind=kind,
         tasks=tuple(tasks),
-        seeds=numbers(options.pop("seeds"), "seed", int),
+        seeds=seed_numbers(options.pop("seeds")),
         path=out / f"{stem}.json",
         command=f"python -m benchmarks.{kind} {shlex.join(sys.argv[1:])}".rstrip(),
         **options,
@@ -153,6 +153,14 @@ def numbers(text: str, what: str, kind: Callable[[str], Any]) -> tuple[Any, ...]
         raise PolestarError(f"{what} wants comma-separated numbers, got {text!r}") from None
     if min(found) < 0:
         raise PolestarError(f"{what} must not be negative, got {text!r}")
+    return found
+
+
+def seed_numbers(text: str) -> tuple[int, ...]:
+    """Comma-separated seeds that a random key can be made from."""
+    found = numbers(text, "seed", int)
+    if max(found) >= 2**63:
+        raise PolestarError(f"seed must be below 2**63, got {max(found)}")
     return found
 
 

@@ -44,7 +44,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A loaded model with its rows and canvas, and the run they belong to; `revision` is the
+    """A loaded model with its rows and canvas, and the run they would start; `revision` is the
     commit at the start, whose code is the one that runs."""
 
     model: pj.Model
@@ -55,7 +55,7 @@ class Prepared:
 
 
 def prepare(request: Request) -> Prepared:
-    """Load the model, choose and tokenise the rows, open the run's file.
+    """Load the model, choose and tokenise the rows; no file is touched.
 
     Raises:
         PolestarError: for everything a user can get wrong.
@@ -85,8 +85,7 @@ def prepare(request: Request) -> Prepared:
         "loading_seconds": loading,
         "tokenising_seconds": workload.seconds,
     }
-    run = open_run(request.path, new_run(identity, facts), request.restart)
-    return Prepared(model, workload, canvas, run, revision())
+    return Prepared(model, workload, canvas, new_run(identity, facts), revision())
 
 
 def copied(run: Run, setting: Setting) -> dict[str, Any] | None:
@@ -105,8 +104,12 @@ def as_json(value: Any) -> Any:
 
 
 def execute(prepared: Prepared, settings: Sequence[Setting], request: Request) -> Run:
-    """Measure what is missing; the file is whole after every setting."""
-    run, workload = prepared.run, prepared.workload
+    """Measure what the run's file does not hold; it is whole after every setting.
+
+    Raises:
+        PolestarError: the file belongs to another run.
+    """
+    run, workload = open_run(request.path, prepared.run, request.restart), prepared.workload
     todo = [s for s in settings if s.label not in run["records"]]
     program: Program | None = None
     bar = tqdm(

@@ -40,7 +40,7 @@ def open_run(path: Path, run: Run, restart: bool) -> Run:
     """The run stored at `path` if it continues `run`, else `run`, now stored there.
 
     Raises:
-        PolestarError: the file is damaged, or belongs to a run of another identity.
+        PolestarError: the file is damaged, or belongs to a run of another identity or machine.
     """
     if path.exists() and not restart:
         old = read_run(path)
@@ -53,9 +53,21 @@ def open_run(path: Path, run: Run, restart: bool) -> Run:
                     f"{path} was made with {name} {old['identity'].get(name)!r}, now {value!r}; "
                     "choose another --out or pass --restart"
                 )
+        before, here = machine(old), machine(run)
+        if before != here:
+            raise PolestarError(
+                f"{path} was measured on {before}, this is {here}; "
+                "choose another --out or pass --restart"
+            )
         return old
     save_run(path, run)
     return run
+
+
+def machine(run: Run) -> str:
+    """What the times of a run depend on, in words."""
+    made = run["environment"]
+    return f"{made['device']} with {made['cores']} cores and JAX {made['packages']['jax']}"
 
 
 def read_run(path: Path) -> Run:

@@ -161,15 +161,37 @@ def test_file_of_other_settings_is_refused_and_kept(finished, request_for):
     _, request = finished
     before = request.path.read_bytes()
     with pytest.raises(PolestarError, match="made with tasks .* --restart"):
-        prepare(request_for(request.path, limit=4))
+        go(request_for(request.path, limit=4))
     assert request.path.read_bytes() == before
 
 
 def test_file_without_a_record_yet_blocks_nothing(request_for, tmp_path):
-    prepare(request_for(tmp_path / "run.json"))
-    assert read_run(tmp_path / "run.json")["records"] == {}
-    other = prepare(request_for(tmp_path / "run.json", limit=4))
-    assert read_run(tmp_path / "run.json")["identity"] == other.run["identity"]
+    request = request_for(tmp_path / "run.json", trace=False)
+    execute(prepare(request), [], request)
+    assert read_run(request.path)["records"] == {}
+    request = request_for(request.path, trace=False, limit=4)
+    other = prepare(request)
+    execute(other, [], request)
+    assert read_run(request.path)["identity"] == other.run["identity"]
+
+
+def test_preparing_a_run_that_is_then_refused_leaves_the_old_file(finished, request_for):
+    _, request = finished
+    before = request.path.read_bytes()
+    prepare(request_for(request.path, restart=True))
+    assert request.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("fact", ["device", "cores", "jax"])
+def test_times_of_two_machines_are_not_mixed(finished, request_for, fact):
+    run, request = finished
+    prepared = prepare(request)
+    made = copy.deepcopy(prepared.run["environment"])
+    (made["packages"] if fact == "jax" else made)[fact] = "another" if fact != "cores" else 3
+    other = dataclasses.replace(prepared, run={**prepared.run, "environment": made})
+    with pytest.raises(PolestarError, match="measured on .*, this is .* --restart"):
+        execute(other, [], request)
+    assert read_run(request.path)["records"] == json.loads(json.dumps(run["records"]))
 
 
 @pytest.mark.parametrize("damage", ["not json", "{}", None])
@@ -180,7 +202,7 @@ def test_damaged_result_file_is_refused(finished, request_for, tmp_path, damage)
         damage = json.dumps(run)
     (tmp_path / "run.json").write_text(damage)
     with pytest.raises(PolestarError, match="result file"):
-        prepare(request_for(tmp_path / "run.json"))
+        go(request_for(tmp_path / "run.json"))
 
 
 @pytest.mark.parametrize("place", ["records", "identity", "environment"])
@@ -232,6 +254,7 @@ def test_user_errors_are_one_sentence_and_exit_code_2(capsys, model, tmp_path):
         ("--model", model, "--data", tmp_path / "no"): "not a directory of ParallelBench files",
         ("--model", model, "--seeds", "0,1", "--data", tmp_path): "give one seed",
         ("--model", model, "--seeds", "x"): "comma-separated numbers",
+        ("--model", model, "--seeds", str(2**63)): "seed must be below",
         ("--model", model, "--thresholds", "1.5"): "threshold",
         ("--model", model, "--block-length", "7"): "multiple of block_length",
     }

@@ -11,7 +11,6 @@ import pytest
 from decoding.helpers import small_config
 
 from benchmarks.gpu_program import in_own_process
-from polestar_jax.kernels import aot
 from polestar_jax.kernels.decode_program import (
     DEFAULT,
     GIB,
@@ -28,9 +27,6 @@ from polestar_jax.kernels.decode_program import (
 from polestar_jax.kernels.hlo import kernel_calls
 
 ROOT = Path(__file__).parents[2]
-needs_compiler = pytest.mark.skipif(
-    aot.available() is not None, reason="the GPU compiler is not installed"
-)
 
 
 def row(program="denoise", **changes):
@@ -119,7 +115,7 @@ def test_kernels_named_for_the_interpreter_are_seen_in_the_step_compiled_for_the
     assert [scope for scope in SCOPES if scope in text] == list(SCOPES)
 
 
-@needs_compiler
+@pytest.mark.gpu_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("card", ["H200", "A100"])
 @pytest.mark.parametrize("policy", ["vanilla", "fast-dllm-prefix", "fast-dllm-dual", "polestar"])

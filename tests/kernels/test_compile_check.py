@@ -101,7 +101,7 @@ def test_every_kernel_and_decode_program_fits_both_cards(options):
     assert done.stdout.strip().endswith(", 0 with problems")
 
 
-@pytest.mark.skipif(aot.available() is not None, reason="the GPU compiler is not installed")
+@pytest.mark.gpu_compiler
 @pytest.mark.parametrize("card", CARDS)
 def test_an_in_place_write_copies_nothing(card):
     case = next(c for c in cases() if c.name == "scatter_cache/embedded/bfloat16")
@@ -112,7 +112,7 @@ def test_an_in_place_write_copies_nothing(card):
     assert program.custom_calls == {"__gpu$xla.gpu.triton": 1}
 
 
-@pytest.mark.skipif(aot.available() is not None, reason="the GPU compiler is not installed")
+@pytest.mark.gpu_compiler
 def test_the_reference_compiles_without_a_kernel():
     from functools import partial
 

@@ -22,9 +22,6 @@ from tests.kernels.common import (
     score_tolerance,
 )
 
-NEWEST = pytest.mark.skipif(
-    jax.__version_info__ < (0, 12), reason="Mosaic's interpreter needs JAX 0.12"
-)
 SHAPES = {
     "one-tile": AttentionShape(1, 7, 1, 1, 128, 64),
     "grouped": AttentionShape(2, 33, 4, 2, 128, 320),  # two tiles of rows, tiles of pads
@@ -32,7 +29,7 @@ SHAPES = {
 }
 
 
-@NEWEST
+@pytest.mark.newest_jax
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_outputs_match_the_oracle_without_a_race(name):
@@ -71,9 +68,8 @@ def test_what_mosaic_can_not_take_is_refused_with_the_reason():
         drift_attention(*args, theta=THETA, implementation="mosaic")
 
 
-@NEWEST
 @pytest.mark.slow
-@pytest.mark.skipif(aot.available() is not None, reason="the GPU compiler is not installed")
+@pytest.mark.gpu_compiler
 def test_it_compiles_for_hopper():
     from polestar_jax.kernels.cases import cases
 

@@ -22,9 +22,6 @@ MODEL = pj.ModelConfig(
     max_length=4096, qkv_bias=False, tied_head=False, shift_logits=False, mask_token=998,
     eos_token=999, pad_token=999,
 )  # fmt: skip
-gpu_compiler = pytest.mark.skipif(
-    aot.available() is not None, reason="the GPU compiler is not installed"
-)
 
 EARLY = """
 %body (p: (f32[8], bf16[4,8])) -> (f32[8], bf16[4,8]) {
@@ -88,7 +85,7 @@ def moves(found: list, direction: str) -> list:
     return [t for t in found if t.direction == direction]
 
 
-@gpu_compiler
+@pytest.mark.gpu_compiler
 @pytest.mark.slow
 def test_hidden_rows_cross_behind_the_layer_before_and_only_where_needed():
     p = program(hidden_store="host", hidden_dtype="nvfp4")
@@ -104,7 +101,7 @@ def test_hidden_rows_cross_behind_the_layer_before_and_only_where_needed():
     assert not [line for body in loops(p.hlo).values() for line in host_work(body)]
 
 
-@gpu_compiler
+@pytest.mark.gpu_compiler
 @pytest.mark.slow
 def test_the_device_holds_two_layers_of_hidden_rows_at_most():
     """Against the same program with all rows on the device, by the compiler's own account."""
@@ -115,7 +112,7 @@ def test_the_device_holds_two_layers_of_hidden_rows_at_most():
     assert saved >= (LAYERS - 2) * layer - 4096  # alignment
 
 
-@gpu_compiler
+@pytest.mark.gpu_compiler
 @pytest.mark.slow
 def test_keys_and_values_cross_behind_the_layer_before_and_are_updated_in_place():
     p = program(batch=2, kv_store="host")
@@ -135,7 +132,7 @@ def test_keys_and_values_cross_behind_the_layer_before_and_are_updated_in_place(
     assert not [line for body in loops(p.hlo).values() for line in host_work(body)]
 
 
-@gpu_compiler
+@pytest.mark.gpu_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("card", ["H200", "A100"])
 def test_four_bits_are_bytes_and_integers_that_every_card_computes_with(card):
