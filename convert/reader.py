@@ -107,6 +107,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_manifest(path: Path, version: int) -> tuple[dict[str, Any], np.dtype]:
+    """A converted directory's manifest and the dtype its parameters are stored in."""
+    manifest = read_json(path)
+    if manifest.get("format") != version:
+        raise PolestarError(
+            f"{path.parent} has the format {manifest.get('format')!r}, this version reads "
+            f"{version}: convert it again"
+        )
+    if manifest.get("dtype") not in DTYPES:
+        raise PolestarError(
+            f"{path} names the dtype {manifest.get('dtype')!r}, not one of {', '.join(DTYPES)}: "
+            "convert it again"
+        )
+    return manifest, DTYPES[manifest["dtype"]]
+
+
 Located = tuple[list[Path], Mapping[str, str]]  # files; tensor name -> file name, from the index
 
 

@@ -62,7 +62,9 @@ class Tokenizer:
         if chat and template is None:
             raise PolestarError(f"{directory} has no chat template; use chat=False")
         backend = _backend(rules, settings, template)
-        if (highest := max(backend.get_vocab().values())) >= config.vocab_size:
+        if not (vocabulary := backend.get_vocab()):
+            raise PolestarError(f"the tokenizer in {directory} has no tokens; download it again")
+        if (highest := max(vocabulary.values())) >= config.vocab_size:
             raise PolestarError(
                 f"the tokenizer in {directory} goes up to token {highest}, but the model has only "
                 f"{config.vocab_size} tokens; use the tokenizer that belongs to the model"
@@ -88,7 +90,14 @@ class Tokenizer:
         if not isinstance(text, str):
             raise PolestarError(f"text must be a string, got {type(text).__name__}")
         turn = [{"role": "user", "content": text}]
-        framed = self.backend.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+        try:
+            framed = self.backend.apply_chat_template(
+                turn, add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # a template is a small program: it can fail in any way
+            raise PolestarError(
+                f"the model's chat template is damaged: {error}; use chat=False (--raw)"
+            ) from None
         return self.encode(str(framed))
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
@@ -217,11 +226,19 @@ def _without_advice() -> Iterator[None]:
 
 def _template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     if (file := directory / "chat_template.jinja").exists():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PolestarError(f"{file} cannot be read: {error}") from None
     value = _json(directory / "chat_template.json").get("chat_template")
     value = value or settings.get("chat_template")
     if isinstance(value, list):  # several, by name
-        value = {entry.get("name"): entry.get("template") for entry in value}.get("default")
+        named = [entry for entry in value if isinstance(entry, Mapping)]
+        value = {entry.get("name"): entry.get("template") for entry in named}.get("default")
+    if value is not None and not isinstance(value, str):
+        raise PolestarError(
+            f"the chat template in {directory} must be text, not a {type(value).__name__}"
+        )
     return value
 
 

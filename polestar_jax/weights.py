@@ -13,7 +13,7 @@ from jax import Array
 
 from polestar_jax.config import ModelConfig
 from polestar_jax.convert.checkpoint import open_checkpoint
-from polestar_jax.convert.reader import read_json, resolve_dtype
+from polestar_jax.convert.reader import read_json, read_manifest, resolve_dtype
 from polestar_jax.convert.writer import FORMAT, MANIFEST, MODEL_CONFIG, PARAMS, quiet_orbax
 from polestar_jax.errors import PolestarError
 from polestar_jax.forward import jitted_forward
@@ -96,8 +96,6 @@ def load(path: str | Path, dtype: Any = None, *, chat: bool | None = None) -> Mo
     directory = locate(path)
     if (directory / MANIFEST).exists():
         return _load_converted(directory, wanted, chat)
-    if (directory / PARAMS).exists() and not (directory / "config.json").exists():
-        raise PolestarError(f"{directory} was never finished: convert it again")
     checkpoint = open_checkpoint(directory, wanted)
     tokenizer = Tokenizer.load(directory, checkpoint.config, chat=chat)
     flat = {n: jnp.asarray(checkpoint.read(n)) for n in parameter_shapes(checkpoint.config)}
@@ -105,7 +103,7 @@ def load(path: str | Path, dtype: Any = None, *, chat: bool | None = None) -> Mo
 
 
 def locate(path: str | Path) -> Path:
-    """The directory that `load(path)` reads; PolestarError when it does not exist."""
+    """The directory that `load(path)` reads; PolestarError when there is none, or half of one."""
     if str(path) == EMBEDDED:
         path = Path(str(importlib.resources.files("polestar_jax") / "assets" / "embedded"))
     directory = Path(path).expanduser()
@@ -114,18 +112,15 @@ def locate(path: str | Path) -> Path:
             f"{path} is not a directory; give a converted or a Hugging Face checkpoint directory "
             "(python -m polestar_jax.convert downloads one)"
         )
+    marks = (directory / name for name in (MANIFEST, "config.json"))
+    if (directory / PARAMS).exists() and not any(mark.exists() for mark in marks):
+        raise PolestarError(f"{directory} was never finished: convert it again")
     return directory
 
 
 def _load_converted(directory: Path, dtype: np.dtype | None, chat: bool | None) -> Model:
-    manifest = read_json(directory / MANIFEST)
-    if manifest.get("format") != FORMAT:
-        raise PolestarError(
-            f"{directory} has the format {manifest.get('format')!r}, this version reads {FORMAT}: "
-            "convert it again"
-        )
+    manifest, stored = read_manifest(directory / MANIFEST, FORMAT)
     config = ModelConfig.from_dict(read_json(directory / MODEL_CONFIG))
-    stored = resolve_dtype(manifest.get("dtype"))
     name = str(manifest.get("source", ""))
     tokenizer = Tokenizer.load(directory, config, name=name, chat=chat)
     flat = _restore(directory / PARAMS, config, dtype or stored)

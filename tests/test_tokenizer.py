@@ -226,6 +226,33 @@ def test_a_damaged_file_is_one_sentence(broken, tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.parametrize("template", ["{% if", "{{ messages[0].content.x.y }}", "{{ 1 + 'a' }}"])
+def test_a_damaged_chat_template_is_one_sentence(template, tmp_path):
+    ours = llada(tmp_path, chat_template=template)[0]
+    with pytest.raises(PolestarError, match=r"chat template is damaged: .*; use chat=False"):
+        ours.encode_prompt("lazy dog")
+
+
+@pytest.mark.parametrize("template", [7, {"default": CHAT}])
+def test_a_chat_template_that_is_no_text_is_one_sentence(template, tmp_path):
+    with pytest.raises(PolestarError, match="chat template in .* must be text"):
+        llada(tmp_path, chat_template=template)
+
+
+def test_a_chat_template_that_is_not_utf_8_is_one_sentence(tmp_path):
+    _, _, config = llada(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(PolestarError, match=r"chat_template\.jinja cannot be read"):
+        Ours.load(tmp_path, config)
+
+
+def test_a_tokenizer_without_tokens_is_one_sentence(tmp_path):
+    _, _, config = llada(tmp_path)
+    Tokenizer(models.BPE({}, [])).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(PolestarError, match="has no tokens"):
+        Ours.load(tmp_path, config)
+
+
 @pytest.mark.parametrize("missing", ["vocab.json", "merges.txt"])
 def test_half_a_tokenizer_is_one_sentence(missing, tmp_path):
     _, config = dream(tmp_path)

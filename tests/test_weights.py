@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 
 import checkpoints
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from polestar_jax.attention import QUERY_TILE
+from polestar_jax.cli.info import read_model
 from polestar_jax.convert import convert
 from polestar_jax.errors import PolestarError
 from polestar_jax.forward import forward
@@ -94,6 +96,11 @@ def damage(directory, how: str) -> None:
             (directory / "model_config.json").unlink()
         case "another format":
             manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 99}))
+        case "no dtype" | "another dtype":
+            values = json.loads(manifest.read_text())
+            kept = {name: value for name, value in values.items() if name != "dtype"}
+            other = {"dtype": "int4"} if how == "another dtype" else {}
+            manifest.write_text(json.dumps(kept | other))
         case "another model":
             file = directory / "model_config.json"
             values = json.loads(file.read_text())
@@ -110,6 +117,8 @@ def damage(directory, how: str) -> None:
         ("no parameters", "is damaged"),
         ("no configuration", "has no model_config.json"),
         ("another format", "has the format 99, this version reads 1: convert it again"),
+        ("no dtype", "names the dtype None, not one of"),
+        ("another dtype", "names the dtype 'int4', not one of"),
         ("another model", "is damaged"),
         ("unfinished", "was never finished: convert it again"),
     ],
@@ -120,6 +129,9 @@ def test_a_damaged_conversion_is_one_sentence(how, said, converted, tmp_path):
     message = complaint(copy)
     assert said in message
     assert str(copy) in message
+    if how in ("no configuration", "another format", "no dtype", "another dtype", "unfinished"):
+        with pytest.raises(PolestarError, match=re.escape(said)):  # before any weight is read
+            read_model(str(copy))
 
 
 # --- the plain forward ----------------------------------------------------------------------------

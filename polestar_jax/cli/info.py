@@ -10,8 +10,8 @@ from polestar_jax.cli.options import dtype_option
 from polestar_jax.cli.settings import build_config, parse_assignments
 from polestar_jax.config import ModelConfig
 from polestar_jax.convert.checkpoint import open_checkpoint
-from polestar_jax.convert.reader import read_json
-from polestar_jax.convert.writer import MANIFEST, MODEL_CONFIG
+from polestar_jax.convert.reader import read_json, read_manifest
+from polestar_jax.convert.writer import FORMAT, MANIFEST, MODEL_CONFIG
 from polestar_jax.decoding.config import DecodeConfig
 from polestar_jax.errors import PolestarError
 from polestar_jax.memory import WEIGHTS, memory_plan, size_text
@@ -88,8 +88,8 @@ def read_model(path: str) -> tuple[ModelConfig, str]:
     """Configuration and stored dtype of a model, without its weights."""
     directory = locate(path)
     if (directory / MANIFEST).exists():
-        manifest = read_json(directory / MANIFEST)
-        return ModelConfig.from_dict(read_json(directory / MODEL_CONFIG)), str(manifest["dtype"])
+        _, stored = read_manifest(directory / MANIFEST, FORMAT)
+        return ModelConfig.from_dict(read_json(directory / MODEL_CONFIG)), str(stored)
     checkpoint = open_checkpoint(directory)
     return checkpoint.config, str(checkpoint.dtype)
 
