@@ -8,12 +8,10 @@ updated in place, how long it takes. Needs the extra `gpu-check` (Python >= 3.12
 card is compiled in a process of its own.
 """
 
-import concurrent.futures
 import itertools
 import json
-import multiprocessing
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +43,6 @@ def compile_group(
         for case in cases(model, policy, implementation)
         if not programs or case.program in programs
     ]
-
-
-def in_own_process(function: Callable, *arguments: Any) -> Any:
-    """Call a module-level function in a fresh interpreter and return what it returns."""
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(function, *arguments).result()
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
@@ -93,7 +84,9 @@ def main(
         rows = [
             row
             for implementation, gpu in itertools.product(implementations, gpus)
-            for row in in_own_process(compile_group, model, policy, implementation, gpu, programs)
+            for row in aot.in_own_process(
+                compile_group, model, policy, implementation, gpu, programs
+            )
         ]
         click.echo(table(rows) + "\n")
         found = [fault for row in rows for fault in faults(row)]

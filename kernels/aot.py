@@ -6,8 +6,10 @@ can be read off this way: memory, copies, which kernels are in the program, thei
 and matrix instructions. What can not: speed.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import multiprocessing
 import os
 import re
 import tempfile
@@ -68,6 +70,13 @@ class Program:
     def large_moves(self, minimum: int) -> list[Move]:
         """Copies, slices and transposes that write at least `minimum` bytes to memory."""
         return [m for m in self.moves if m.written and m.bytes >= minimum]
+
+
+def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a module-level function in a fresh interpreter and return what it returns."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def available() -> str | None:

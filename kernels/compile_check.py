@@ -96,8 +96,15 @@ def check(case: Case, gpu: str) -> Row:
 
 def check_named(work: tuple[str, str]) -> Row:
     """`check` by name, as a process of its own receives it."""
-    jax.config.update("jax_platforms", "cpu")
     name, gpu = work
+    case = next(case for case in cases() if case.name == name)
+    if case.kernel == "mosaic":  # a process writes down the first of equal kernels only
+        return aot.in_own_process(check_here, name, gpu)
+    return check_here(name, gpu)
+
+
+def check_here(name: str, gpu: str) -> Row:
+    jax.config.update("jax_platforms", "cpu")
     return check(next(case for case in cases() if case.name == name), gpu)
 
 

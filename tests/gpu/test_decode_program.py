@@ -10,7 +10,7 @@ import jax
 import pytest
 from decoding.helpers import small_config
 
-from benchmarks.gpu_program import in_own_process
+from polestar_jax.kernels.aot import in_own_process
 from polestar_jax.kernels.decode_program import (
     DEFAULT,
     GIB,
