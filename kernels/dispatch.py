@@ -57,6 +57,11 @@ def dispatch(
         raise PolestarError(f"{op} has no kernel for {unsupported}; use implementation='xla'")
     if implementation == "pallas":
         _need_gpu(op, implementation)
+    elif jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise PolestarError(
+            f"Pallas's interpreter mixes integer types when jax_enable_x64 is on, so {op} can not "
+            "be interpreted; turn it off, or use None or 'xla'"
+        )
     return kernel(*args, interpret=implementation == "interpret")
 
 

@@ -3,10 +3,12 @@
 import jax.numpy as jnp
 from jax import Array
 
+from polestar_jax.errors import PolestarError
 from polestar_jax.rope import apply_rope, rope_tables, rotate
 
 MAX_HEAD_DIM = 128  # larger heads spill registers
 FLOATS = ("float32", "bfloat16", "float16")
+SCORES = ("float32", "bfloat16")  # masked keys are -1e30, beyond float16
 
 
 def key_tables(length: int, head_dim: int, theta: float) -> tuple[Array, Array]:
@@ -43,10 +45,18 @@ def rows_first(q: Array, kv_heads: int) -> Array:
     return grouped.reshape(b * kv_heads, r * (h // kv_heads), d)
 
 
+def check_rotary(op: str, q: Array) -> None:
+    """Raise where a head can not be rotated: its values go in pairs."""
+    if q.shape[-1] % 2:
+        raise PolestarError(f"{op}: rotary positions need an even head size, got {q.shape[-1]}")
+
+
 def unsupported_attention(q: Array, k: Array) -> str | None:
     """Why the attention kernels can not take these arrays, or None."""
     if str(q.dtype) not in FLOATS or k.dtype != q.dtype:
         return f"queries {q.dtype} with keys {k.dtype} (one of {', '.join(FLOATS)}, the same)"
+    if q.size == 0:
+        return "arrays without elements"
     if q.shape[-1] > MAX_HEAD_DIM or q.shape[-1] % 2:
         return f"head size {q.shape[-1]} (even, at most {MAX_HEAD_DIM})"
     return None

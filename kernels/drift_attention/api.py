@@ -8,11 +8,18 @@ import jax.numpy as jnp
 from jax import Array
 
 from polestar_jax.errors import PolestarError
-from polestar_jax.kernels.checks import check_shapes
+from polestar_jax.kernels.checks import (
+    as_int32,
+    check_dtype,
+    check_previous,
+    check_shapes,
+    check_theta,
+    same_floats,
+)
 from polestar_jax.kernels.dispatch import dispatch
 from polestar_jax.kernels.drift_attention import pallas, reference
 from polestar_jax.kernels.drift_attention.arguments import Arguments, Results
-from polestar_jax.kernels.layout import unsupported_attention
+from polestar_jax.kernels.layout import SCORES, check_rotary, unsupported_attention
 
 
 class DriftAttention(NamedTuple):
@@ -44,33 +51,40 @@ def drift_attention(
     Args:
       q: [B, R, H, D] queries, not rotated.
       k: [B, Hk, T, D] cached keys, not rotated; the rows' own keys must have been written.
-      v: [B, Hk, T, D] cached values. Float32, bfloat16 or float16, all three the same.
+      v: [B, Hk, T, D] cached values, finite also at pads. Float32, bfloat16 or float16, all three
+        the same; D even.
       positions: int32 [B, R] of the queries. Key t of sequence b has position t - pad[b].
-      pad: int32 [B], left pads: keys t < pad[b] are masked.
+      pad: int32 [B] in [0, T), left pads: keys t < pad[b] are masked.
       previous: scores [B, H, R, T] and normaliser float32 [B, H, R] of the pass before; None
         computes no drift.
       theta: base of the rotary frequencies.
-      scores_dtype: in which the scores are kept for the next pass.
+      scores_dtype: in which the scores are kept for the next pass, float32 or bfloat16.
       implementation: None, "xla", "pallas" or "interpret" (see `kernels.dispatch`); "mosaic" and
         "mosaic-interpret" name the body written for Hopper (half precision, D 128, T a multiple of
         64, JAX >= 0.12).
 
     Raises:
-      PolestarError: shapes that do not fit together, or an implementation that can not run.
+      PolestarError: shapes or types that do not fit together, or an implementation that can not
+        run.
     """
-    sizes = check_shapes(
+    old_scores, old_normaliser = check_previous("drift_attention", previous)
+    check_shapes(
         "drift_attention",
+        at_least_one="B R H Hk T D",
         q=(q, "B R H D"),
         k=(k, "B Hk T D"),
         v=(v, "B Hk T D"),
         positions=(positions, "B R"),
         pad=(pad, "B"),
-        scores=(None if previous is None else previous[0], "B H R T"),
-        normaliser=(None if previous is None else previous[1], "B H R"),
+        scores=(old_scores, "B H R T"),
+        normaliser=(old_normaliser, "B H R"),
     )
-    if sizes["R"] < 1 or sizes["T"] < 1:
-        raise PolestarError(f"drift_attention: no rows or no keys in q {q.shape}, k {k.shape}")
-    options = {"theta": theta, "scores_dtype": jnp.dtype(scores_dtype)}
+    same_floats("drift_attention", q=q, k=k, v=v)
+    positions, pad = as_int32("drift_attention", positions=positions, pad=pad)
+    check_rotary("drift_attention", q)
+    check_theta("drift_attention", theta)
+    kept = check_dtype("drift_attention", "scores_dtype", scores_dtype, SCORES)
+    options = {"theta": theta, "scores_dtype": kept}
     attended, scores, normaliser, kl = dispatch(
         "drift_attention",
         implementation,
@@ -88,7 +102,7 @@ def _mosaic(arguments: Arguments, **options: Any) -> Results:
     """Imported on use: not every supported JAX has all of Mosaic GPU."""
     if jax.__version_info__ < (0, 12):
         raise PolestarError(
-            f"drift_attention by Mosaic needs JAX 0.12, this is {jax.__version__}; use 'pallas'"
+            f"drift_attention by Mosaic needs JAX 0.12, this is {jax.__version__}; use None"
         )
     from polestar_jax.kernels.drift_attention import mosaic
 

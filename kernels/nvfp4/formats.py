@@ -8,6 +8,7 @@ ties to even. These functions run inside kernels too.
 import jax.numpy as jnp
 from jax import Array, lax
 
+FLOAT16_MAX = 65504.0
 GROUP = 16  # values that share a scale
 E2M1_MAX = 6.0
 E4M3_MAX = 448.0
@@ -60,3 +61,10 @@ def e4m3_decode(bits: Array) -> Array:
     """Float32 value of int32 bits 0..126."""
     normal = lax.bitcast_convert_type((bits + (120 << 3)) << 20, jnp.float32)
     return jnp.where(bits < 8, bits.astype(jnp.float32) * 2.0**-9, normal)
+
+
+def narrowed(x: Array, dtype: jnp.dtype) -> Array:
+    """Float32 x in `dtype`; what is beyond float16's range becomes its largest number."""
+    if dtype == jnp.float16:
+        x = jnp.clip(x, -FLOAT16_MAX, FLOAT16_MAX)
+    return x.astype(dtype)

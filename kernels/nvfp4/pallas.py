@@ -15,6 +15,7 @@ from polestar_jax.kernels.nvfp4.formats import (
     e2m1_encode,
     e4m3_decode,
     e4m3_encode,
+    narrowed,
 )
 from polestar_jax.kernels.plan import power_of_two
 
@@ -153,7 +154,7 @@ def _dequantise_row(groups: int, labels, tensor, values, scales, centroids, rows
         bits = plt.load(scales.at[where], mask=inside, other=0).astype(jnp.int32)
         x = e2m1_decode(codes) * (e4m3_decode(bits) * s_t)[:, None]
         x = _own_centroid(centroids, label, where, inside) + x
-        plt.store(rows.at[where, :], x.astype(rows.dtype), mask=inside[:, None])
+        plt.store(rows.at[where, :], narrowed(x, rows.dtype), mask=inside[:, None])
 
 
 def _groups(groups: int, size: int, block: int) -> tuple[Any, Array]:

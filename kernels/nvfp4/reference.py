@@ -11,6 +11,7 @@ from polestar_jax.kernels.nvfp4.formats import (
     e2m1_encode,
     e4m3_decode,
     e4m3_encode,
+    narrowed,
 )
 
 
@@ -49,4 +50,4 @@ def dequantise(
     codes = jnp.stack([codes & 15, codes >> 4], axis=-1).reshape(b, r, half * 2 // GROUP, GROUP)
     scale = e4m3_decode(scales.astype(jnp.int32)) * tensor[..., None]
     x = (e2m1_decode(codes) * scale[..., None]).reshape(b, r, half * 2)
-    return (own_centroids(centroids, labels) + x).astype(dtype)
+    return narrowed(own_centroids(centroids, labels) + x, dtype)

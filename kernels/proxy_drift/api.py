@@ -6,10 +6,15 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from polestar_jax.errors import PolestarError
-from polestar_jax.kernels.checks import check_shapes
+from polestar_jax.kernels.checks import (
+    as_int32,
+    check_dtype,
+    check_previous,
+    check_shapes,
+    same_floats,
+)
 from polestar_jax.kernels.dispatch import dispatch
-from polestar_jax.kernels.layout import unsupported_attention
+from polestar_jax.kernels.layout import SCORES, unsupported_attention
 from polestar_jax.kernels.proxy_drift import pallas, reference
 
 
@@ -38,26 +43,29 @@ def proxy_drift(
     Args:
       q: [B, K, H, D] queries of the K centroids.
       k: [B, Hk, T, D] cached keys, not rotated; float32, bfloat16 or float16 like q.
-      pad: int32 [B], left pads: keys t < pad[b] are masked.
+      pad: int32 [B] in [0, T), left pads: keys t < pad[b] are masked.
       previous: scores [B, H, K, T] and normaliser float32 [B, H, K] of the refresh before; None
         computes no drift.
-      scores_dtype: in which the scores are kept for the next refresh.
+      scores_dtype: in which the scores are kept for the next refresh, float32 or bfloat16.
       implementation: None, "xla", "pallas" or "interpret" (see `kernels.dispatch`).
 
     Raises:
-      PolestarError: shapes that do not fit together, or an implementation that can not run.
+      PolestarError: shapes or types that do not fit together, or an implementation that can not
+        run.
     """
-    sizes = check_shapes(
+    old_scores, old_normaliser = check_previous("proxy_drift", previous)
+    check_shapes(
         "proxy_drift",
+        at_least_one="B K H Hk T D",
         q=(q, "B K H D"),
         k=(k, "B Hk T D"),
         pad=(pad, "B"),
-        scores=(None if previous is None else previous[0], "B H K T"),
-        normaliser=(None if previous is None else previous[1], "B H K"),
+        scores=(old_scores, "B H K T"),
+        normaliser=(old_normaliser, "B H K"),
     )
-    if sizes["K"] < 1 or sizes["T"] < 1:
-        raise PolestarError(f"proxy_drift: no clusters or no keys in q {q.shape}, k {k.shape}")
-    kept = jnp.dtype(scores_dtype)
+    same_floats("proxy_drift", q=q, k=k)
+    (pad,) = as_int32("proxy_drift", pad=pad)
+    kept = check_dtype("proxy_drift", "scores_dtype", scores_dtype, SCORES)
     scores, normaliser, kl = dispatch(
         "proxy_drift",
         implementation,

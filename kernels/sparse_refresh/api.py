@@ -3,18 +3,21 @@
 Symbols: B batch, T cached positions, R capacity of selected rows, M model width, H query heads, Hk
 key/value heads, D head size. Of sequence b only the first count[b] <= R rows exist; the rest of
 `rows` is ignored, reads give zeros and nothing is written. The rows of one sequence are distinct
-and lie in [0, T).
+and lie in [0, T); that is not checked, since they are known on the device only.
 """
 
 from functools import partial
 
+import jax.numpy as jnp
 from jax import Array
 
 from polestar_jax.errors import PolestarError
-from polestar_jax.kernels.checks import check_shapes
+from polestar_jax.kernels.checks import as_int32, check_shapes, check_theta, same_floats
 from polestar_jax.kernels.dispatch import dispatch
-from polestar_jax.kernels.layout import unsupported_attention
+from polestar_jax.kernels.layout import FLOATS, check_rotary, unsupported_attention
 from polestar_jax.kernels.sparse_refresh import pallas, reference
+
+MOVABLE = (*FLOATS, "int8", "int16", "int32", "uint8", "uint16", "uint32")  # by the kernel
 
 
 def gather_rows(
@@ -23,15 +26,18 @@ def gather_rows(
     """hidden[b, rows[b]]: [B, T, M] -> [B, R, M], zeros from count[b] on.
 
     Args:
-      hidden: [B, T, M], any dtype.
+      hidden: [B, T, M], any dtype. The kernel moves floats of 16 or 32 bits and integers of up to
+        32; with None the rest is left to the reference.
       rows: int32 [B, R].
       count: int32 [B].
       implementation: None, "xla", "pallas" or "interpret" (see `kernels.dispatch`).
 
     Raises:
-      PolestarError: shapes that do not fit together, or an implementation that can not run.
+      PolestarError: shapes or types that do not fit together, or an implementation that can not
+        run.
     """
     check_shapes("gather_rows", hidden=(hidden, "B T M"), rows=(rows, "B R"), count=(count, "B"))
+    rows, count = as_int32("gather_rows", rows=rows, count=count)
     (out,) = dispatch(
         "gather_rows",
         implementation,
@@ -40,7 +46,7 @@ def gather_rows(
         count,
         reference=reference.gather,
         kernel=pallas.gather,
-        unsupported=_empty(hidden, rows),
+        unsupported=_immovable(rows, hidden),
     )
     return out[:, :, 0]
 
@@ -59,6 +65,7 @@ def gather_cache(
         rows=(rows, "B R"),
         count=(count, "B"),
     )
+    rows, count = as_int32("gather_cache", rows=rows, count=count)
     return dispatch(
         "gather_cache",
         implementation,
@@ -67,7 +74,7 @@ def gather_cache(
         count,
         reference=reference.gather,
         kernel=pallas.gather,
-        unsupported=_empty(k, rows),
+        unsupported=_immovable(rows, k, v),
     )
 
 
@@ -86,16 +93,17 @@ def scatter_rows(
         rows=(rows, "B R"),
         count=(count, "B"),
     )
+    rows, count = as_int32("scatter_rows", rows=rows, count=count)
     (out,) = dispatch(
         "scatter_rows",
         implementation,
-        (hidden[:, None],),
-        (new[:, :, None].astype(hidden.dtype),),
+        (jnp.asarray(hidden)[:, None],),
+        (_converted("scatter_rows", new, hidden)[:, :, None],),
         rows,
         count,
         reference=reference.scatter,
         kernel=pallas.scatter,
-        unsupported=_empty(hidden, rows),
+        unsupported=_immovable(rows, hidden),
     )
     return out[:, 0]
 
@@ -112,7 +120,7 @@ def scatter_cache(
 ) -> tuple[Array, Array]:
     """Keys and values [B, Hk, T, D] with the selected rows replaced by new ones [B, R, Hk, D].
 
-    In place as `scatter_rows`; new rows are converted to the caches' dtypes.
+    In place as `scatter_rows`; new rows are converted to the caches' dtypes. Errors as there.
     """
     check_shapes(
         "scatter_cache",
@@ -123,16 +131,17 @@ def scatter_cache(
         rows=(rows, "B R"),
         count=(count, "B"),
     )
+    rows, count = as_int32("scatter_cache", rows=rows, count=count)
     return dispatch(
         "scatter_cache",
         implementation,
-        (k, v),
-        (new_k.astype(k.dtype), new_v.astype(v.dtype)),
+        (jnp.asarray(k), jnp.asarray(v)),
+        (_converted("scatter_cache", new_k, k), _converted("scatter_cache", new_v, v)),
         rows,
         count,
         reference=reference.scatter,
         kernel=pallas.scatter,
-        unsupported=_empty(k, rows),
+        unsupported=_immovable(rows, k, v),
     )
 
 
@@ -152,19 +161,22 @@ def attend_rows(
     Args:
       q: [B, R, H, D] queries, not rotated.
       k: [B, Hk, T, D] cached keys, not rotated.
-      v: [B, Hk, T, D] cached values; all three float32, bfloat16 or float16.
+      v: [B, Hk, T, D] cached values, finite also at pads; all three float32, bfloat16 or float16,
+        and D even.
       positions: int32 [B, R] of the queries. Key t of sequence b has position t - pad[b].
-      pad: int32 [B], left pads: keys t < pad[b] are masked.
+      pad: int32 [B] in [0, T), left pads: keys t < pad[b] are masked.
       count: int32 [B] of rows that exist; rows from there on give zeros and cost (nearly) nothing.
         None: all.
       theta: base of the rotary frequencies.
       implementation: None, "xla", "pallas" or "interpret" (see `kernels.dispatch`).
 
     Raises:
-      PolestarError: shapes that do not fit together, or an implementation that can not run.
+      PolestarError: shapes or types that do not fit together, or an implementation that can not
+        run.
     """
     check_shapes(
         "attend_rows",
+        at_least_one="H Hk T D",
         q=(q, "B R H D"),
         k=(k, "B Hk T D"),
         v=(v, "B Hk T D"),
@@ -172,8 +184,12 @@ def attend_rows(
         pad=(pad, "B"),
         count=(count, "B"),
     )
-    if k.shape[2] < 1:
-        raise PolestarError(f"attend_rows: no keys in k {k.shape}")
+    same_floats("attend_rows", q=q, k=k, v=v)
+    positions, pad, count = as_int32("attend_rows", positions=positions, pad=pad, count=count)
+    if count is not None:
+        count = jnp.clip(count, 0, q.shape[1])
+    check_rotary("attend_rows", q)
+    check_theta("attend_rows", theta)
     return dispatch(
         "attend_rows",
         implementation,
@@ -185,9 +201,24 @@ def attend_rows(
         count,
         reference=partial(reference.attend_rows, theta=theta),
         kernel=partial(pallas.attend_rows, theta=theta),
-        unsupported=unsupported_attention(q, k) or _empty(k, positions),
+        unsupported=unsupported_attention(q, k),
     )
 
 
-def _empty(source: Array, rows: Array) -> str | None:
-    return "arrays without elements" if source.size == 0 or rows.size == 0 else None
+def _immovable(rows: Array, *sources: Array) -> str | None:
+    """Why the kernel can not move rows of these arrays, or None."""
+    for source in sources:
+        if str(source.dtype) not in MOVABLE:
+            return f"rows of {source.dtype} (one of {', '.join(MOVABLE)})"
+        if source.size == 0 or rows.size == 0:
+            return "arrays without elements"
+    return None
+
+
+def _converted(op: str, new: Array, target: Array) -> Array:
+    """New rows in the target's dtype; numbers of another kind are refused."""
+    kinds = (jnp.floating, jnp.integer)
+    alike = any(all(jnp.issubdtype(x.dtype, kind) for x in (new, target)) for kind in kinds)
+    if not alike and new.dtype != target.dtype:
+        raise PolestarError(f"{op}: new rows of {new.dtype} do not go into {target.dtype}")
+    return jnp.asarray(new).astype(target.dtype)
