@@ -7,7 +7,7 @@
 #   make test-all                   the fast tests, then the slow ones
 #   make test-exhaustive            every case of every test (hours)
 #   make lint                       ruff and mypy
-#   make bench                      speed, and accuracy against speed, on this machine: 5 minutes
+#   make bench                      speed, and accuracy against speed, on this machine: 4 minutes
 #   make bench-full                 the same in full, into benchmarks/results
 #   make kernels-check              compile the GPU kernels, no GPU needed (Python >= 3.12)
 #   make program-check              compile the decode programs of 8-billion-parameter models, likewise
