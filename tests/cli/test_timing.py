@@ -11,16 +11,16 @@ from polestar_jax.cli.timing import measure
 def test_the_first_call_counts_as_compiling_and_the_second_does_not():
     @jax.jit
     def power(x):
-        for _ in range(30):
+        for _ in range(60):
             x = jnp.sin(x @ x)
         return x
 
-    x = jax.block_until_ready(jnp.ones((200, 200)))
+    x = jax.block_until_ready(jnp.ones((8, 8)))
     with measure() as first:
         jax.block_until_ready(power(x))
     with measure() as second:
         jax.block_until_ready(power(x))
-    assert 0.5 * first.total < first.compiling < first.total
+    assert 0.2 * first.total < first.compiling < first.total  # the rest is tracing, not computing
     assert second.compiling == 0
     assert second.computing == second.total < first.total
 
