@@ -16,9 +16,9 @@ from polestar_jax.kernels.dispatch import target_platform
 from polestar_jax.store.place import PLACES, check_place
 from polestar_jax.store.rows import HIDDEN_DTYPES
 
-# Up to about so many rows a GPU's pass takes as long as reading the weights does. An A100: 312e12
-# half-precision operations over 2.0e12 bytes a second, two of each per weight and row, two bytes
-# per weight. Later cards allow more.
+# Up to so many rows a GPU's pass takes as long as reading the weights does. An A100 does 312e12
+# half-precision operations while it reads 2.0e12 bytes; a weight has two bytes and takes two
+# operations per row. Later cards allow more rows.
 FREE_ROWS = 156
 
 
