@@ -110,7 +110,7 @@ def locate(path: str | Path) -> Path:
     if not directory.is_dir():
         raise PolestarError(
             f"{path} is not a directory; give a converted or a Hugging Face checkpoint directory "
-            "(python -m polestar_jax.convert downloads one)"
+            "(polestar-jax convert downloads one)"
         )
     marks = (directory / name for name in (MANIFEST, "config.json"))
     if (directory / PARAMS).exists() and not any(mark.exists() for mark in marks):

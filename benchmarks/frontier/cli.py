@@ -124,7 +124,10 @@ def run(kind: str, tasks: Sequence[str], options: dict[str, Any], quick: bool, m
     # Settings that cannot work are refused before anything is loaded.
     make(Canvas(request.gen_length, request.block_length))
     prepared = prepare(request)
-    finished = execute(prepared, make(prepared.canvas), request)
+    settings = make(prepared.canvas)
+    finished = execute(prepared, settings, request)
+    fresh = sum(r["date"] >= prepared.run["created"] for r in finished["records"].values())
+    click.echo(f"{fresh} of {len(settings)} settings measured now, the rest before", err=True)
     report = out / f"{stem}.md"
     write_text(report, markdown(finished))
     pictures = draw(finished, out / stem)

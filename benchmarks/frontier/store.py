@@ -48,20 +48,29 @@ def open_run(path: Path, run: Run, restart: bool) -> Run:
             save_run(path, run)
             return run
         for name, value in run["identity"].items():
-            if old["identity"].get(name) != value:
+            before = old["identity"].get(name)
+            if before != value:
                 raise PolestarError(
-                    f"{path} was made with {name} {old['identity'].get(name)!r}, now {value!r}; "
-                    "choose another --out or pass --restart"
+                    f"{path} was made with {difference(name, before, value)}; "
+                    "choose another --out, or pass --restart to replace it"
                 )
-        before, here = machine(old), machine(run)
-        if before != here:
+        there, here = machine(old), machine(run)
+        if there != here:
             raise PolestarError(
-                f"{path} was measured on {before}, this is {here}; "
-                "choose another --out or pass --restart"
+                f"{path} was measured on {there}, this is {here}; "
+                "choose another --out, or pass --restart to replace it"
             )
         return old
     save_run(path, run)
     return run
+
+
+def difference(name: str, before: Any, value: Any) -> str:
+    """What a run was made with and what is asked for; of a mapping the first entry that differs."""
+    if isinstance(before, dict) and isinstance(value, dict):
+        keys = [key for key in (*before, *value) if before.get(key) != value.get(key)]
+        return difference(f"{name} {keys[0]!r}:", before.get(keys[0]), value.get(keys[0]))
+    return f"{name} {before!r}, now {value!r}"
 
 
 def machine(run: Run) -> str:

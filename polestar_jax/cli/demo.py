@@ -11,18 +11,17 @@ import click
 
 from polestar_jax.cli.job import interruptible
 from polestar_jax.cli.options import compilation_cache_option
+from polestar_jax.cli.settings import EMBEDDED_LENGTHS
 from polestar_jax.cli.timing import measure
 from polestar_jax.decoding.config import DecodeConfig
 from polestar_jax.decoding.decode import decode
 from polestar_jax.decoding.presets import PRESETS, preset
-from polestar_jax.decoding.prompts import prepare_prompts
 from polestar_jax.errors import PolestarError
 from polestar_jax.model import parameter_shapes
 
 if TYPE_CHECKING:
     from polestar_jax.weights import Model
 
-LENGTHS = {"gen_length": 64, "block_length": 32}  # the longest window the model was trained on
 DEFAULT_POLICIES = ("vanilla", "polestar" if "polestar" in PRESETS else "fast-dllm-dual")
 
 
@@ -70,13 +69,14 @@ def demo(policies: tuple[str, ...]) -> None:
     from polestar_jax.weights import load
 
     names = policies or DEFAULT_POLICIES
-    configs = {name: preset(name, **LENGTHS) for name in names}
+    configs = {name: preset(name, **EMBEDDED_LENGTHS) for name in names}
     if len(configs) < len(names):
         raise PolestarError(f"--policy gives {', '.join(names)}; name each policy once")
     model = load("embedded", dtype="float32")
     asked = questions()
     click.echo(introduction(model, len(asked)))
     replies: dict[str, list[Reply]] = {name: [] for name in names}
+    # Unseen, each question is answered once first: compiling and starting up are not timed.
     compiling = {name: warm_up(model, asked, config) for name, config in configs.items()}
     width = max(map(len, names))
     for number, question in enumerate(asked, 1):
@@ -98,10 +98,9 @@ def introduction(model: "Model", count: int) -> str:
 
 
 def warm_up(model: "Model", asked: Sequence[Question], config: DecodeConfig) -> float:
-    """Compile for every prompt bucket, so that no answer's time holds it; seconds it took."""
-    buckets = {prepare_prompts(model, [q.prompt], config).tokens.shape: q for q in asked}
+    """Run everything once, every kind of pass included; seconds that compiling took."""
     with measure() as watch:
-        for question in buckets.values():
+        for question in asked:
             answer(model, question, config)
     return watch.compiling
 

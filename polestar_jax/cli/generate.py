@@ -9,7 +9,15 @@ from polestar_jax.cli.job import Job
 from polestar_jax.cli.options import compilation_cache_option, dtype_option
 from polestar_jax.cli.prompts import read_prompts
 from polestar_jax.cli.results import open_results
-from polestar_jax.cli.settings import build_config, parse_assignments
+from polestar_jax.cli.settings import (
+    EMBEDDED_LENGTHS,
+    build_config,
+    parse_assignments,
+    policies,
+)
+from polestar_jax.decoding import cache as caches
+from polestar_jax.decoding import commit as commits
+from polestar_jax.decoding.presets import PRESETS
 from polestar_jax.errors import PolestarError
 
 FIELDS = ("gen_length", "block_length", "temperature", "threshold", "steps")
@@ -33,10 +41,20 @@ FIELDS = ("gen_length", "block_length", "temperature", "threshold", "steps")
     "output].",
 )
 @click.option("--overwrite", is_flag=True, help="Drop what the result file holds.")
-@click.option("--policy", default="fast-dllm-dual", show_default=True, help="A preset.")
-@click.option("--cache", metavar="NAME", help="Cache policy in place of the preset's.")
-@click.option("--commit", metavar="NAME", help="Commit policy in place of the preset's.")
-@click.option("--gen-length", type=int, help="Tokens to generate  [default: 256].")
+@click.option(
+    "--policy", default="fast-dllm-dual", show_default=True, help=f"Of: {', '.join(PRESETS)}."
+)
+@click.option(
+    "--cache",
+    metavar="NAME",
+    help=f"In place of the preset's cache policy: {', '.join(sorted(policies(caches)))}.",
+)
+@click.option(
+    "--commit",
+    metavar="NAME",
+    help=f"In place of the preset's commit policy: {', '.join(sorted(policies(commits)))}.",
+)
+@click.option("--gen-length", type=int, help="Tokens to generate  [default: 256; embedded: 64].")
 @click.option("--block-length", type=int, help="Tokens per block  [default: 32].")
 @click.option("--temperature", type=float, help="0 takes the best token  [default: 0].")
 @click.option("--threshold", type=float, help="Confidence at which a token is accepted.")
@@ -84,7 +102,7 @@ def generate(
     tokens_per_forward, tokens_per_second (without compilation), seconds, compile_seconds, stats
     and settings. The same command resumes an interrupted --output file.
     """
-    from polestar_jax.weights import load
+    from polestar_jax.weights import EMBEDDED, load
 
     fields = parse_assignments(assignments)
     for name in FIELDS:
@@ -92,6 +110,8 @@ def generate(
             if name in fields:
                 raise PolestarError(f"{name} is given twice, as an option and by --set; keep one")
             fields[name] = common[name]
+    if model == EMBEDDED and not EMBEDDED_LENGTHS.keys() & fields.keys():
+        fields |= EMBEDDED_LENGTHS
     config = build_config(policy, cache, commit, fields)
     prompts = read_prompts(prompt, prompt_file, prompts_file)
     job = Job(load(model, dtype=dtype), config, seed, raw)

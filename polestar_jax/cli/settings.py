@@ -20,6 +20,8 @@ from polestar_jax.model import params_to_flat
 if TYPE_CHECKING:
     from polestar_jax.weights import Model
 
+# The longest window that the embedded model was trained on.
+EMBEDDED_LENGTHS = {"gen_length": 64, "block_length": 32}
 _WORDS = {"True": True, "False": False, "None": None}
 
 

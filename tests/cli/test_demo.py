@@ -45,6 +45,20 @@ def test_the_table_sums_up_the_answers_shown(run):
     assert int(nfe) == sum(int(passes) for _, passes in shown)
 
 
+def test_no_time_shown_is_that_of_a_first_run(run, monkeypatch):
+    """Every question is answered unseen, by every policy, before the first one that is timed."""
+    given, answered = module.answer, []
+
+    def answer(model, question, config):
+        answered.append(question.prompt)
+        return given(model, question, config)
+
+    monkeypatch.setattr(module, "answer", answer)
+    run("demo", "--policy", "parallel")
+    prompts = [question.prompt for question in module.questions()]
+    assert answered == prompts * 2
+
+
 def test_an_answer_is_right_exactly_when_it_is_the_expected_text(run, monkeypatch):
     """Questions whose expected answers are what the model says, but for the last."""
     text = run("demo", "--policy", "parallel").stdout

@@ -154,3 +154,14 @@ def test_standard_input_is_a_prompt(run, model):
     piped = rows_of(run("generate", model, "-", *FAST, input="w3 w4 w5").stdout)
     direct = rows_of(run("generate", model, "w3 w4 w5", *FAST).stdout)
     assert essence(piped) == essence(direct)
+
+
+def test_the_embedded_model_answers_at_the_lengths_it_was_trained_for(run):
+    """Nothing but the prompt is given; a length that is given holds."""
+    names = ["Jean Ross", "David Price", "Anna Jones"]
+    prompt = f"reverse {json.dumps(names[::-1])}"
+    (row,) = rows_of(run("generate", "embedded", prompt).stdout)
+    assert json.loads(row["text"]) == names
+    assert (row["settings"]["gen_length"], row["settings"]["block_length"]) == (64, 32)
+    (row,) = rows_of(run("generate", "embedded", prompt, "--gen-length", 32).stdout)
+    assert row["settings"]["gen_length"] == 32
