@@ -28,7 +28,7 @@ from benchmarks.shapes import SMALL
 from polestar_jax.decoding import loop
 from polestar_jax.decoding.decode import context_of, start_program
 from polestar_jax.kernels.decode_program import MODELS
-from polestar_jax.model import parameter_shapes, params_from_flat
+from polestar_jax.models.transformer import parameter_shapes, params_from_flat
 
 PROMPT, GENERATED, BLOCK = 1024, 256, 32
 POLICY = "polestar"

@@ -19,14 +19,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 import polestar_jax as pj
-from polestar_jax.attention import attend
 from polestar_jax.decoding import loop
 from polestar_jax.decoding.cache.base import plain_output
 from polestar_jax.decoding.context import Context
 from polestar_jax.decoding.decode import context_of, start_program
 from polestar_jax.decoding.passes import RowsResult
-from polestar_jax.model import Transformer, precision_of
-from polestar_jax.rope import apply_rope
+from polestar_jax.models.attention import attend
+from polestar_jax.models.rope import apply_rope
+from polestar_jax.models.transformer import Transformer, precision_of
 
 PASSES = 8  # per program run
 BLOCK = 32

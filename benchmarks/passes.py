@@ -23,14 +23,14 @@ from jax import Array
 
 import polestar_jax as pj
 from benchmarks.frontier.environment import environment, revision
-from polestar_jax.attention import attend
 from polestar_jax.decoding import loop
 from polestar_jax.decoding.cache.clusters import centroid_queries
 from polestar_jax.decoding.context import Context
 from polestar_jax.decoding.decode import context_of, start_program
 from polestar_jax.decoding.ops import proxy_attention
 from polestar_jax.drift.clustering import kmeans, split_clusters, strided_rows
-from polestar_jax.model import params_from_flat, random_flat
+from polestar_jax.models.attention import attend
+from polestar_jax.models.transformer import params_from_flat, random_flat
 
 BLOCK = 32
 

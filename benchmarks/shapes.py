@@ -1,6 +1,6 @@
 """Named model shapes that benchmarks share; the weights are random."""
 
-from polestar_jax.config import ModelConfig
+from polestar_jax.models.config import ModelConfig
 
 
 def small(layers: int, width: int, heads: int, mlp: int, vocab: int) -> ModelConfig:

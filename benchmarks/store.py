@@ -30,7 +30,7 @@ from benchmarks.tasks import TASKS, Example, get_task, held_out_examples
 from polestar_jax.decoding import loop
 from polestar_jax.decoding.decode import context_of, start_program
 from polestar_jax.kernels.nvfp4 import dequantise
-from polestar_jax.model import params_from_flat, random_flat
+from polestar_jax.models.transformer import params_from_flat, random_flat
 from polestar_jax.store.rows import quantise_rows, row_bytes
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -30,7 +30,7 @@ from polestar_jax.convert.writer import (
     write_json,
     write_params,
 )
-from polestar_jax.model import parameter_shapes
+from polestar_jax.models.transformer import parameter_shapes
 from polestar_jax.tokenizer import TOKENIZER_FILES, Tokenizer
 
 __all__ = ["convert", "open_checkpoint"]

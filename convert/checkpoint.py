@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from polestar_jax.config import ModelConfig
 from polestar_jax.convert.names import Entry, match
 from polestar_jax.convert.reader import (
     DTYPES,
@@ -17,6 +16,7 @@ from polestar_jax.convert.reader import (
     resolve_dtype,
 )
 from polestar_jax.errors import PolestarError
+from polestar_jax.models.config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from polestar_jax.config import ModelConfig
 from polestar_jax.convert.reader import DTYPES, Stored
 from polestar_jax.errors import PolestarError
-from polestar_jax.model import parameter_shapes
+from polestar_jax.models.config import ModelConfig
+from polestar_jax.models.transformer import parameter_shapes
 
 HEAD = "head"
 SHOWN = 8  # names listed per kind of problem

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from polestar_jax.config import ModelConfig
 from polestar_jax.decoding import loop
 from polestar_jax.decoding.cache.polestar import PolestarCache
 from polestar_jax.decoding.config import DecodeConfig
@@ -24,7 +23,8 @@ from polestar_jax.decoding.decode import context_of, start_program
 from polestar_jax.decoding.presets import preset
 from polestar_jax.kernels import aot
 from polestar_jax.kernels.hlo import host_choices, kernel_calls
-from polestar_jax.model import abstract_transformer, parameter_shapes
+from polestar_jax.models.config import ModelConfig
+from polestar_jax.models.transformer import abstract_transformer, parameter_shapes
 
 LLADA_8B = ModelConfig(
     family="llada", vocab_size=126464, embedding_rows=126464, width=4096, num_layers=32,

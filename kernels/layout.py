@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from polestar_jax.errors import PolestarError
-from polestar_jax.rope import apply_rope, rope_tables, rotate
+from polestar_jax.models.rope import apply_rope, rope_tables, rotate
 
 MAX_HEAD_DIM = 128  # larger heads spill registers
 FLOATS = ("float32", "bfloat16", "float16")

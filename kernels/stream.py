@@ -20,9 +20,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from polestar_jax.attention import FLOOR, LOG_FLOOR, NEGATIVE
 from polestar_jax.kernels.plan import Plan, power_of_two
-from polestar_jax.model import precision_of
+from polestar_jax.models.attention import FLOOR, LOG_FLOOR, NEGATIVE
+from polestar_jax.models.transformer import precision_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Fast, trustworthy decoding of diffusion language models (LLaDA, Dream) in JAX."""
 
-from polestar_jax.config import ModelConfig
 from polestar_jax.decoding.cache import CachePolicy, DualCache, NoCache, PolestarCache, PrefixCache
 from polestar_jax.decoding.commit import (
     CommitPolicy,
@@ -15,6 +14,7 @@ from polestar_jax.decoding.presets import PRESETS, preset
 from polestar_jax.decoding.state import DecodeState
 from polestar_jax.errors import PolestarError
 from polestar_jax.memory import MemoryPlan, memory_plan
+from polestar_jax.models.config import ModelConfig
 from polestar_jax.weights import Model, load
 
 __all__ = [

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from polestar_jax.checks import check_integer
-from polestar_jax.config import ModelConfig
 from polestar_jax.decoding import loop
 from polestar_jax.decoding.cache.clusters import LayerClusters
 from polestar_jax.decoding.config import DecodeConfig
@@ -19,7 +18,8 @@ from polestar_jax.decoding.context import make_context
 from polestar_jax.decoding.prompts import bucket_length
 from polestar_jax.decoding.state import DecodeState, HostCache, LayerCache
 from polestar_jax.errors import PolestarError
-from polestar_jax.model import abstract_transformer, parameter_shapes
+from polestar_jax.models.config import ModelConfig
+from polestar_jax.models.transformer import abstract_transformer, parameter_shapes
 from polestar_jax.store import RowStore
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from polestar_jax.config import ModelConfig
 from polestar_jax.errors import PolestarError
+from polestar_jax.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

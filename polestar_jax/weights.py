@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from polestar_jax.config import ModelConfig
 from polestar_jax.convert.checkpoint import open_checkpoint
 from polestar_jax.convert.reader import read_json, read_manifest, resolve_dtype
 from polestar_jax.convert.writer import FORMAT, MANIFEST, MODEL_CONFIG, PARAMS, quiet_orbax
 from polestar_jax.errors import PolestarError
-from polestar_jax.forward import jitted_forward
-from polestar_jax.model import Params, parameter_shapes, params_from_flat, random_flat
+from polestar_jax.models.config import ModelConfig
+from polestar_jax.models.forward import jitted_forward
+from polestar_jax.models.transformer import Params, parameter_shapes, params_from_flat, random_flat
 from polestar_jax.tokenizer import Tokenizer
 
 EMBEDDED = "embedded"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from polestar_jax.config import ModelConfig
 from polestar_jax.convert.names import tensor_name
-from polestar_jax.model import parameter_shapes
+from polestar_jax.models.config import ModelConfig
+from polestar_jax.models.transformer import parameter_shapes
 
 SMALL = {
     "llada": {

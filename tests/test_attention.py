@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from polestar_jax.attention import QUERY_TILE, attend
+from polestar_jax.models.attention import QUERY_TILE, attend
 
 
 def oracle(q, k, v, mask):

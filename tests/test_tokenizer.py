@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import polestar_jax as pj
-from polestar_jax.config import ModelConfig
 from polestar_jax.errors import PolestarError
+from polestar_jax.models.config import ModelConfig
 from polestar_jax.tokenizer import Tokenizer as Ours
 
 CORPUS = [

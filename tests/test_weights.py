@@ -13,12 +13,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from polestar_jax.attention import QUERY_TILE
 from polestar_jax.cli.info import read_model
 from polestar_jax.convert import convert
 from polestar_jax.errors import PolestarError
-from polestar_jax.forward import forward
-from polestar_jax.model import params_to_flat
+from polestar_jax.models.attention import QUERY_TILE
+from polestar_jax.models.forward import forward
+from polestar_jax.models.transformer import params_to_flat
 from polestar_jax.weights import Model, load
 
 RAW = checkpoints.SMALL["llada"]

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.embedded.plan import Plan
 from benchmarks.embedded.run import LOG, Run
 from benchmarks.tasks import TASKS
-from polestar_jax.model import parameter_shapes
+from polestar_jax.models.transformer import parameter_shapes
 
 ACCURACY = "accuracy.json"
 CARD = "README.md"

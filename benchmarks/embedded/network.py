@@ -6,14 +6,14 @@ from flax import nnx
 from jax import Array
 
 from benchmarks.embedded.data import Batch, Rows
-from polestar_jax.config import ModelConfig
-from polestar_jax.model import (
+from polestar_jax.models.config import ModelConfig
+from polestar_jax.models.rope import apply_rope, rope_tables
+from polestar_jax.models.transformer import (
     Transformer,
     abstract_transformer,
     layer_shapes,
     params_from_flat,
 )
-from polestar_jax.rope import apply_rope, rope_tables
 
 # Parameters while training: those of the layers stacked, name -> [layers, ...].
 Stacked = dict[str, Array]
@@ -81,7 +81,7 @@ def _pairing(config: ModelConfig, params: Stacked, key: Array) -> Stacked:
 
 
 def unstacked(params: Stacked) -> dict[str, Array]:
-    """The flat names of `polestar_jax.model.parameter_shapes`."""
+    """The flat names of `polestar_jax.models.transformer.parameter_shapes`."""
     outer = ("embed", "norm", "head")
     flat = {name: params[name] for name in outer}
     for name in params.keys() - set(outer):

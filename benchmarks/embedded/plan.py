@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from benchmarks.embedded.vocabulary import BOS, EOS, MASK, vocabulary
 from benchmarks.tasks import TASKS
-from polestar_jax.config import ModelConfig
 from polestar_jax.errors import PolestarError
+from polestar_jax.models.config import ModelConfig
 
 MAX_LENGTH = 512  # prompt and generation together
 

@@ -33,7 +33,7 @@ from benchmarks.embedded.run import DESCRIPTION, Log, Run, load_checkpoint, save
 from benchmarks.tasks import TASKS
 from benchmarks.tasks.parallelbench import read_directory
 from polestar_jax.errors import PolestarError
-from polestar_jax.model import params_to_flat
+from polestar_jax.models.transformer import params_to_flat
 
 CHECKPOINT_SECONDS = 60.0
 LOG_CALLS = 5  # a log row every so many compiled calls

@@ -11,10 +11,10 @@ import dataclasses
 import numpy as np
 
 import polestar_jax as pj
-from polestar_jax.config import ModelConfig
 from polestar_jax.decoding.cache.prefix import MAX_SIZES
 from polestar_jax.decoding.state import CAUSES
 from polestar_jax.errors import PolestarError
+from polestar_jax.models.config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 import polestar_jax as pj
 from polestar_jax.cli.settings import fingerprint
-from polestar_jax.model import params_to_flat
+from polestar_jax.models.transformer import params_to_flat
 
 PACKAGES = ("polestar-jax", "jax", "jaxlib", "flax", "numpy", "scipy", "tokenizers")
 

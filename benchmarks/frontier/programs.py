@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import polestar_jax as pj
-from polestar_jax.config import ModelConfig
 from polestar_jax.decoding import loop
 from polestar_jax.decoding.decode import collect, context_of, start_program
 from polestar_jax.decoding.prompts import Prompts
-from polestar_jax.model import Params
+from polestar_jax.models.config import ModelConfig
+from polestar_jax.models.transformer import Params
 
 # Fields that only enter comparisons and arithmetic, with the value that stands for "any".
 TRACED = {

@@ -15,12 +15,12 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
-from polestar_jax.attention import LOG_FLOOR, NEGATIVE
 from polestar_jax.errors import PolestarError
 from polestar_jax.kernels.drift_attention.arguments import Arguments, Results, unpacked
 from polestar_jax.kernels.layout import heads_first, key_tables, rotate_queries
 from polestar_jax.kernels.plan import Plan
 from polestar_jax.kernels.stream import merge
+from polestar_jax.models.attention import LOG_FLOOR, NEGATIVE
 
 plgpu: Any = mosaic_gpu  # what it offers differs between the supported versions of JAX
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from polestar_jax.attention import attend_with_drift
 from polestar_jax.kernels.drift_attention.arguments import Arguments, Results
 from polestar_jax.kernels.layout import rotate_keys, rotate_queries
+from polestar_jax.models.attention import attend_with_drift
 
 
 def drift_attention(arguments: Arguments, *, theta: float, scores_dtype: Any) -> Results:

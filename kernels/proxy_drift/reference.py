@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from polestar_jax.attention import kl_divergence, normalise, scaled_scores
+from polestar_jax.models.attention import kl_divergence, normalise, scaled_scores
 
 
 def proxy_drift(

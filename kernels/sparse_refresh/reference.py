@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jax import Array
 
-from polestar_jax.attention import attend
 from polestar_jax.kernels.layout import rotate_keys, rotate_queries
+from polestar_jax.models.attention import attend
 
 
 def gather(sources: tuple[Array, ...], rows: Array, count: Array) -> tuple[Array, ...]:

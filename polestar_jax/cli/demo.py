@@ -17,7 +17,7 @@ from polestar_jax.decoding.config import DecodeConfig
 from polestar_jax.decoding.decode import decode
 from polestar_jax.decoding.presets import PRESETS, preset
 from polestar_jax.errors import PolestarError
-from polestar_jax.model import parameter_shapes
+from polestar_jax.models.transformer import parameter_shapes
 
 if TYPE_CHECKING:
     from polestar_jax.weights import Model

@@ -8,14 +8,14 @@ import click
 
 from polestar_jax.cli.options import dtype_option
 from polestar_jax.cli.settings import build_config, parse_assignments
-from polestar_jax.config import ModelConfig
 from polestar_jax.convert.checkpoint import open_checkpoint
 from polestar_jax.convert.reader import read_json, read_manifest
 from polestar_jax.convert.writer import FORMAT, MANIFEST, MODEL_CONFIG
 from polestar_jax.decoding.config import DecodeConfig
 from polestar_jax.errors import PolestarError
 from polestar_jax.memory import WEIGHTS, memory_plan, size_text
-from polestar_jax.model import parameter_shapes
+from polestar_jax.models.config import ModelConfig
+from polestar_jax.models.transformer import parameter_shapes
 from polestar_jax.weights import locate
 
 NAMES = {"llada": "LLaDA", "dream": "Dream"}

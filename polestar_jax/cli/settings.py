@@ -15,7 +15,7 @@ from polestar_jax.decoding import commit as commits
 from polestar_jax.decoding.config import DecodeConfig
 from polestar_jax.decoding.presets import preset
 from polestar_jax.errors import PolestarError
-from polestar_jax.model import params_to_flat
+from polestar_jax.models.transformer import params_to_flat
 
 if TYPE_CHECKING:
     from polestar_jax.weights import Model

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from polestar_jax.config import ModelConfig
 from polestar_jax.kernels.dispatch import target_platform
 from polestar_jax.kernels.layout import FLOATS, MAX_HEAD_DIM
-from polestar_jax.model import Transformer
-from polestar_jax.rope import rope_tables
+from polestar_jax.models.config import ModelConfig
+from polestar_jax.models.rope import rope_tables
+from polestar_jax.models.transformer import Transformer
 
 if TYPE_CHECKING:
     from polestar_jax.decoding.config import DecodeConfig

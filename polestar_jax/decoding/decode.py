@@ -10,7 +10,6 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from polestar_jax.config import ModelConfig
 from polestar_jax.decoding import loop
 from polestar_jax.decoding.config import DecodeConfig
 from polestar_jax.decoding.context import Context, make_context
@@ -18,7 +17,8 @@ from polestar_jax.decoding.prompts import Prompts, prepare_prompts
 from polestar_jax.decoding.state import CAUSES, PASS_KINDS, DecodeState
 from polestar_jax.errors import PolestarError
 from polestar_jax.memory import explain_exhaustion
-from polestar_jax.model import Params, abstract_transformer
+from polestar_jax.models.config import ModelConfig
+from polestar_jax.models.transformer import Params, abstract_transformer
 
 if TYPE_CHECKING:
     from polestar_jax.weights import Model

@@ -7,13 +7,13 @@ without, it holds rotated keys, and those before rotation where a policy asks fo
 import jax.numpy as jnp
 from jax import Array
 
-from polestar_jax.attention import attend, attend_with_drift
 from polestar_jax.decoding.context import Context, Rope
 from polestar_jax.decoding.state import AttentionMemory, LayerCache
 from polestar_jax.kernels import drift_attention as drift_attention_op
 from polestar_jax.kernels import proxy_drift as proxy_drift_op
 from polestar_jax.kernels import sparse_refresh
-from polestar_jax.rope import apply_rope
+from polestar_jax.models.attention import attend, attend_with_drift
+from polestar_jax.models.rope import apply_rope
 
 
 def attend_cached(

@@ -11,7 +11,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from polestar_jax.decoding.context import Context, Rope
 from polestar_jax.decoding.ops import attend_cached, attend_measured
 from polestar_jax.decoding.state import AttentionMemory, HostCache, LayerCache, StoredCache
-from polestar_jax.rope import apply_rope
+from polestar_jax.models.rope import apply_rope
 from polestar_jax.store.place import fetch, settle, to_host
 
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from polestar_jax.config import ModelConfig
-from polestar_jax.model import Transformer
+from polestar_jax.models.config import ModelConfig
+from polestar_jax.models.transformer import Transformer
 
 if TYPE_CHECKING:
     from polestar_jax.decoding.config import DecodeConfig

@@ -23,8 +23,8 @@ from benchmarks.embedded.train import train
 from benchmarks.embedded.vocabulary import EOS, MASK, SEP, build_tokenizer, save_tokenizer
 from benchmarks.tasks import TASKS, held_out_examples, is_held_out
 from polestar_jax.errors import PolestarError
-from polestar_jax.model import abstract_transformer, params_from_flat
-from polestar_jax.rope import apply_rope, rope_tables
+from polestar_jax.models.rope import apply_rope, rope_tables
+from polestar_jax.models.transformer import abstract_transformer, params_from_flat
 from polestar_jax.tokenizer import Tokenizer
 
 EVEN = dict.fromkeys(TASKS, 1.0)

@@ -10,9 +10,9 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from polestar_jax.cli import cli
-from polestar_jax.config import ModelConfig
 from polestar_jax.convert.names import tensor_name
-from polestar_jax.model import random_flat
+from polestar_jax.models.config import ModelConfig
+from polestar_jax.models.transformer import random_flat
 
 WORDS = ["<eos>", "<mask>", *(f"w{i}" for i in range(30))]
 

@@ -19,7 +19,7 @@ import polestar_jax.convert as package
 from polestar_jax.convert import convert, hub, writer
 from polestar_jax.convert.__main__ import command
 from polestar_jax.errors import PolestarError
-from polestar_jax.model import params_to_flat
+from polestar_jax.models.transformer import params_to_flat
 from polestar_jax.weights import load
 
 GOLDEN = Path(__file__).parents[1] / "golden"

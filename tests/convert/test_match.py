@@ -8,7 +8,7 @@ import pytest
 from polestar_jax.convert.checkpoint import open_checkpoint
 from polestar_jax.convert.names import TABLES, lookup, tensor_name
 from polestar_jax.errors import PolestarError
-from polestar_jax.model import parameter_shapes
+from polestar_jax.models.transformer import parameter_shapes
 
 FAMILIES = tuple(checkpoints.SMALL)
 

@@ -13,7 +13,7 @@ from polestar_jax.convert import reader
 from polestar_jax.convert.checkpoint import open_checkpoint
 from polestar_jax.convert.reader import DTYPES, read_tensor, resolve_dtype
 from polestar_jax.errors import PolestarError
-from polestar_jax.model import parameter_shapes
+from polestar_jax.models.transformer import parameter_shapes
 
 RAW = checkpoints.SMALL["llada"]
 INDEX = "model.safetensors.index.json"

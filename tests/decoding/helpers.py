@@ -9,7 +9,7 @@ from oracle import baselines
 from oracle.transformer import Net
 
 import polestar_jax as pj
-from polestar_jax.model import parameter_shapes, params_from_flat, params_to_flat
+from polestar_jax.models.transformer import parameter_shapes, params_from_flat, params_to_flat
 
 MASK, EOS = 38, 39
 

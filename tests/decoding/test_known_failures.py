@@ -23,7 +23,7 @@ from decoding.helpers import (
     trace_rows,
     twin,
 )
-from polestar_jax.model import params_to_flat
+from polestar_jax.models.transformer import params_to_flat
 
 SMALL = {"gen_length": 16, "block_length": 4, "prompt_bucket": 8}
 DUAL = pj.DecodeConfig(cache=pj.DualCache(), commit=pj.ThresholdCommit(0.7), **SMALL)

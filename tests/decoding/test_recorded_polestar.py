@@ -14,7 +14,7 @@ from oracle import golden
 import polestar_jax as pj
 from decoding.helpers import trace_rows
 from polestar_jax.decoding.decode import collect
-from polestar_jax.model import params_from_flat, params_to_flat
+from polestar_jax.models.transformer import params_from_flat, params_to_flat
 
 INDEX = golden.index()
 FAST = {"llada_tiny_B16_t0.9_te0.7", "llada_tiny_gqa_B32_t0.9_te0.5"}

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import Phase, settings
 
-from polestar_jax.attention import NEGATIVE
 from polestar_jax.kernels.cases import small
+from polestar_jax.models.attention import NEGATIVE
 from tests.kernels import oracle
 
 IMPLEMENTATIONS = ("xla", "interpret")

@@ -6,8 +6,8 @@ import json
 import pytest
 
 import polestar_jax as pj
-from polestar_jax.config import ModelConfig
 from polestar_jax.errors import PolestarError
+from polestar_jax.models.config import ModelConfig
 
 RELEASED = json.loads(
     (importlib.resources.files(pj) / "assets" / "embedded" / "config.json").read_text()

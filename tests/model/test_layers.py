@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from polestar_jax.forward import full_layer, position_tables
-from polestar_jax.model import abstract_transformer
+from polestar_jax.models.forward import full_layer, position_tables
+from polestar_jax.models.transformer import abstract_transformer
 from polestar_jax.weights import load
 
 torch = pytest.importorskip("torch")

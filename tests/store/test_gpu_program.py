@@ -11,7 +11,7 @@ import polestar_jax as pj
 from polestar_jax.decoding import loop
 from polestar_jax.decoding.decode import context_of
 from polestar_jax.kernels import aot
-from polestar_jax.model import abstract_transformer
+from polestar_jax.models.transformer import abstract_transformer
 from polestar_jax.store.rows import row_bytes
 from tests.store.schedule import HOST, host_work, loops, opcode, transfers
 

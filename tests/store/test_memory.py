@@ -194,7 +194,7 @@ def test_exhausted_memory_gives_the_plan_and_the_remedy():
         import numpy as np
         import jax
         import polestar_jax as pj
-        from polestar_jax.model import params_from_flat, random_flat
+        from polestar_jax.models.transformer import params_from_flat, random_flat
 
         shape = dict(
             family="llada", vocab_size=40, embedding_rows=40, width=64, num_layers=2, num_heads=8,

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from polestar_jax.attention import attend
-from polestar_jax.config import ModelConfig
-from polestar_jax.model import Params, Transformer, abstract_transformer
-from polestar_jax.rope import apply_rope, rope_tables
+from polestar_jax.models.attention import attend
+from polestar_jax.models.config import ModelConfig
+from polestar_jax.models.rope import apply_rope, rope_tables
+from polestar_jax.models.transformer import Params, Transformer, abstract_transformer
 
 
 def forward(config: ModelConfig, params: Params, tokens: Array, key_mask: Array) -> Array:

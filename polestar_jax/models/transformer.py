@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from polestar_jax.config import ModelConfig
 from polestar_jax.errors import PolestarError
+from polestar_jax.models.config import ModelConfig
 
 Params = nnx.State
 

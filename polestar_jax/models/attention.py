@@ -7,7 +7,7 @@ rows, T keys, H query heads, Hk key/value heads, D head size.
 import jax.numpy as jnp
 from jax import Array, lax
 
-from polestar_jax.model import precision_of
+from polestar_jax.models.transformer import precision_of
 
 QUERY_TILE = 128  # rows of scores that exist at once; a full pass never holds [H, T, T]
 FLOOR = 1e-12  # under probabilities inside a drift's logarithms
